@@ -1,0 +1,5 @@
+"""From raw samples to batches of token ids.
+
+    sources -> tokenize -> shards                    (once, `triptych tokenize`)
+    shards  -> mix -> pack -> loader -> Batch        (while training)
+"""

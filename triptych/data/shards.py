@@ -1,0 +1,261 @@
+"""Token shards: safetensors files that any tool can open, with a checksum per sample, and a manifest over them.
+
+A data set is a folder of one task:
+
+    manifest.json            what it is, from which tokenizers, and every shard with its SHA-256 and counts
+    shard-00000.safetensors  tokens   uint16 or uint32 [n]  local ids, media first, then text, sample after sample
+                             offsets  int64 [samples + 1]   where each sample starts in `tokens`
+                             splits   int32 [samples]       how many of its tokens are media
+                             crc32    uint32 [samples]      of the sample's bytes; checked on every read (FAULTS 21)
+
+Samples are read through a memory map, so opening a data set costs nothing and workers share the page cache.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save as to_safetensors
+
+from triptych.data.types import TokenSample
+from triptych.errors import DataError
+from triptych.vocab import Task, Vocabulary
+
+MANIFEST = "manifest.json"
+_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+_MAX_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One line of the manifest."""
+
+    file: str
+    sha256: str
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Describes a folder of shards. It is written last: a folder without one is unfinished."""
+
+    name: str
+    task: str
+    vocabulary: dict[str, int]
+    tokenizers: dict[str, str]
+    """Fingerprint of the tokenizer of each modality in it."""
+    shards: list[ShardInfo]
+    bad_samples: int = 0
+    created_by: str = ""
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when any sample of the data set changes."""
+        content = [self.task, self.vocabulary, self.tokenizers, [shard.sha256 for shard in self.shards]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        content = {"format": "triptych-shards", "version": 1, "fingerprint": self.fingerprint, **asdict(self)}
+        write_atomically(folder / MANIFEST, (json.dumps(content, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> "Manifest":
+        path = Path(folder) / MANIFEST
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{folder} is not a finished data set: {MANIFEST} is missing. "
+                "Make one with `triptych tokenize`, or run the same command again to finish it."
+            ) from error
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise DataError(f"{path} cannot be read ({error}).") from error
+        try:
+            if content.pop("format") != "triptych-shards" or content.pop("version") != 1:
+                raise KeyError("format")
+            fingerprint = content.pop("fingerprint")
+            manifest = cls(**{**content, "shards": [ShardInfo(**shard) for shard in content["shards"]]})
+            Task[manifest.task]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is not a Triptych manifest of version 1 ({error!r}).") from error
+        if manifest.fingerprint != fingerprint:
+            raise DataError(f"{path} was edited: its fingerprint does not match its content. Tokenize again.")
+        return manifest
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write aside, flush to disk, then rename: a reader sees the old file or the whole new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_shard(path: Path, samples: Sequence[TokenSample], vocabulary: Vocabulary) -> ShardInfo:
+    """Write samples as one shard, atomically."""
+    widest = max(vocabulary.text, vocabulary.image, vocabulary.audio)
+    dtype = np.dtype("<u2") if widest <= 2**16 else np.dtype("<u4")
+    records = [np.concatenate([sample.media, sample.text]).astype(dtype) for sample in samples]
+    offsets = np.zeros(len(records) + 1, dtype=np.int64)
+    np.cumsum([len(record) for record in records], out=offsets[1:])
+    content = to_safetensors(
+        {
+            "tokens": np.concatenate(records) if records else np.zeros(0, dtype),
+            "offsets": offsets,
+            "splits": np.array([len(sample.media) for sample in samples], dtype=np.int32),
+            "crc32": np.array([zlib.crc32(record.tobytes()) for record in records], dtype=np.uint32),
+        }
+    )
+    write_atomically(path, content)
+    return ShardInfo(path.name, hashlib.sha256(content).hexdigest(), len(records), int(offsets[-1]))
+
+
+class Shard:
+    """Random access to the samples of one shard file."""
+
+    def __init__(self, path: Path, task: Task):
+        self.path, self.task = path, task
+        arrays = _map_arrays(path)
+        try:
+            self.tokens, self.offsets = arrays["tokens"], np.asarray(arrays["offsets"])
+            self.splits, self._crc32 = np.asarray(arrays["splits"]), np.asarray(arrays["crc32"])
+        except KeyError as error:
+            raise DataError(f"{path} is not a token shard: it has no array {error}.") from error
+        lengths = np.diff(self.offsets)
+        consistent = (
+            len(self.offsets) == len(self.splits) + 1 == len(self._crc32) + 1
+            and self.offsets[0] == 0
+            and self.offsets[-1] == len(self.tokens)
+            and bool((self.splits >= 0).all() and (lengths >= self.splits).all())
+        )
+        if not consistent:
+            raise DataError(f"{path} is damaged: its offsets do not fit its tokens. Tokenize again.")
+
+    def __len__(self) -> int:
+        return len(self.splits)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of every sample, without specials."""
+        return np.diff(self.offsets)
+
+    def __getitem__(self, index: int) -> TokenSample:
+        start, stop = self.offsets[index], self.offsets[index + 1]
+        record = self.tokens[start:stop]
+        if zlib.crc32(record.tobytes()) != self._crc32[index]:
+            raise DataError(
+                f"{self.path}: sample {index} does not match its checksum; the file was damaged after it was written. "
+                "Restore it from a copy or tokenize again."
+            )
+        split = self.splits[index]
+        return TokenSample(self.task, record[:split], record[split:])
+
+
+class TokenDataset:
+    """Random access to all samples of a folder of shards; shards are opened when first used."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.manifest = Manifest.load(self.folder)
+        self.task = Task[self.manifest.task]
+        self.vocabulary = Vocabulary(**self.manifest.vocabulary)
+        self._shards: list[Shard | None] = [None] * len(self.manifest.shards)
+        self._starts = np.concatenate([[0], np.cumsum([info.samples for info in self.manifest.shards])])
+
+    def __len__(self) -> int:
+        return self.manifest.num_samples
+
+    def __getstate__(self) -> dict:
+        """Workers get the folder, not the open files."""
+        state = self.__dict__ | {"_shards": [None] * len(self._shards)}
+        state.pop("lengths", None)
+        return state
+
+    def shard(self, number: int) -> Shard:
+        opened = self._shards[number]
+        if opened is None:
+            info = self.manifest.shards[number]
+            path = self.folder / info.file
+            if path.parent != self.folder:
+                raise DataError(f"{self.folder / MANIFEST} names a shard outside its folder: {info.file!r}.")
+            opened = Shard(path, self.task)
+            if len(opened) != info.samples or len(opened.tokens) != info.tokens:
+                raise DataError(f"{path} does not fit {MANIFEST}: it holds {len(opened)} samples, not {info.samples}.")
+            self._shards[number] = opened
+        return opened
+
+    def __getitem__(self, index: int) -> TokenSample:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self.shard(number)[index - int(self._starts[number])]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of every sample, without specials."""
+        parts = [self.shard(number).lengths for number in range(len(self._shards))]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def verify(self) -> list[str]:
+        """Read everything; one line for each file that does not match the manifest."""
+        problems = []
+        for info in self.manifest.shards:
+            path = self.folder / info.file
+            try:
+                with open(path, "rb") as file:
+                    actual = hashlib.file_digest(file, "sha256").hexdigest()
+                if actual != info.sha256:
+                    problems.append(f"{path}: SHA-256 is {actual[:12]}..., the manifest says {info.sha256[:12]}...")
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}")
+        return problems
+
+
+def _map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Memory-map the arrays of a safetensors file, trusting nothing in its header."""
+    try:
+        file_bytes = path.stat().st_size
+        with open(path, "rb") as file:
+            (header_bytes,) = struct.unpack("<Q", file.read(8))
+            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - 8):
+                raise ValueError(f"header of {header_bytes} bytes")
+            header = json.loads(file.read(header_bytes))
+        arrays = {}
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            dtype, (start, stop), shape = _DTYPES[entry["dtype"]], entry["data_offsets"], entry["shape"]
+            if len(shape) != 1 or not 0 <= start <= stop or stop - start != shape[0] * dtype.itemsize:
+                raise ValueError(f"array {name!r} does not fit its shape")
+            if 8 + header_bytes + stop > file_bytes:
+                raise ValueError("the file is cut short")
+            arrays[name] = (
+                np.memmap(path, dtype, "r", 8 + header_bytes + start, tuple(shape)) if stop > start else np.zeros(0, dtype)
+            )
+        return arrays
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
+    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not a readable token shard ({error}). Restore it from a copy or tokenize again.") from error

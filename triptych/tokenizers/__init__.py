@@ -1,0 +1,1 @@
+"""Text, pictures and sound to token ids of one modality, and back."""

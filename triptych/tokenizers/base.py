@@ -1,0 +1,81 @@
+"""What every tokenizer can do, whatever its modality. Concrete classes are final: wrap them, do not subclass them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from triptych.errors import CheckpointError
+from triptych.vocab import Modality
+
+
+@dataclass(frozen=True)
+class Sound:
+    """One channel of float32 samples in [-1, 1] and their rate in Hz."""
+
+    samples: np.ndarray
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+
+Item = TypeVar("Item")
+
+
+class Tokenizer(Protocol[Item]):
+    """Item is `str` for text, `PIL.Image.Image` (RGB) for images, `Sound` for audio.
+
+    Encoding and decoding are batched and deterministic: an item's ids do not depend on what else is in the batch.
+    Ids are local (from 0), 1-D, int32. `fingerprint` is the SHA-256 of everything that decides an id's meaning.
+    A saved tokenizer is a folder with `tokenizer.json` (field "kind") beside its weights; no pickle.
+    """
+
+    modality: Modality
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, items: Sequence[Item]) -> list[np.ndarray]: ...
+
+    def decode(self, ids: Sequence[np.ndarray]) -> list[Item]: ...
+
+    def save(self, folder: Path) -> None: ...
+
+
+def write_spec(folder: Path, kind: str, **fields: Any) -> None:
+    """Write `tokenizer.json`, the file by which a saved tokenizer is recognised."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps({"kind": kind, "version": 1, **fields}, indent=2) + "\n")
+
+
+def read_spec(folder: Path, known: Sequence[str]) -> dict[str, Any]:
+    """Read `tokenizer.json`; its kind must be one of `known`."""
+    path = folder / "tokenizer.json"
+    try:
+        spec = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} holds no tokenizer: {path.name} is missing.") from error
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}).") from error
+    if not isinstance(spec, dict) or spec.get("kind") not in known or spec.get("version") != 1:
+        raise CheckpointError(f"{path} must name one of the kinds {', '.join(known)} (version 1), got {str(spec)[:200]}.")
+    return spec
+
+
+def hash_arrays(config: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 of a configuration and named arrays, independent of their order."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}:{array.dtype}:{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
