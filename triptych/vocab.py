@@ -175,7 +175,7 @@ class Vocabulary:
             if fields.pop("format") != "triptych-vocabulary" or fields.pop("version") != 1:
                 raise KeyError("format")
             return cls(**fields)
-        except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is not a Triptych vocabulary of version 1 ({error!r}).") from error
 
 

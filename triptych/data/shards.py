@@ -6,7 +6,7 @@ A data set is a folder of one task:
     shard-00000.safetensors  tokens   uint16 or uint32 [n]  local ids, media first, then text, sample after sample
                              offsets  int64 [samples + 1]   where each sample starts in `tokens`
                              splits   int32 [samples]       how many of its tokens are media
-                             crc32    uint32 [samples]      of the sample's bytes; checked on every read (FAULTS 21)
+                             crc32    uint32 [samples]      of the sample's bytes and split; checked on every read
 
 Samples are read through a memory map, so opening a data set costs nothing and workers share the page cache.
 """
@@ -29,7 +29,12 @@ from triptych.errors import DataError
 from triptych.vocab import Task, Vocabulary
 
 MANIFEST = "manifest.json"
-_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype] = {
+    "U16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
 _MAX_HEADER_BYTES = 1 << 20
 
 
@@ -120,16 +125,22 @@ def write_shard(path: Path, samples: Sequence[TokenSample], vocabulary: Vocabula
     records = [np.concatenate([sample.media, sample.text]).astype(dtype) for sample in samples]
     offsets = np.zeros(len(records) + 1, dtype=np.int64)
     np.cumsum([len(record) for record in records], out=offsets[1:])
+    splits = np.array([len(sample.media) for sample in samples], dtype=np.int32)
     content = to_safetensors(
         {
             "tokens": np.concatenate(records) if records else np.zeros(0, dtype),
             "offsets": offsets,
-            "splits": np.array([len(sample.media) for sample in samples], dtype=np.int32),
-            "crc32": np.array([zlib.crc32(record.tobytes()) for record in records], dtype=np.uint32),
+            "splits": splits,
+            "crc32": np.array([_checksum(*pair) for pair in zip(records, splits)], dtype=np.uint32),
         }
     )
     write_atomically(path, content)
     return ShardInfo(path.name, hashlib.sha256(content).hexdigest(), len(records), int(offsets[-1]))
+
+
+def _checksum(record: np.ndarray, split: int) -> int:
+    """CRC-32 started from the split instead of 0: a changed split always changes it, as does a changed token."""
+    return zlib.crc32(record.tobytes(), int(split))
 
 
 class Shard:
@@ -163,13 +174,12 @@ class Shard:
 
     def __getitem__(self, index: int) -> TokenSample:
         start, stop = self.offsets[index], self.offsets[index + 1]
-        record = self.tokens[start:stop]
-        if zlib.crc32(record.tobytes()) != self._crc32[index]:
+        record, split = self.tokens[start:stop], self.splits[index]
+        if _checksum(record, split) != self._crc32[index]:
             raise DataError(
                 f"{self.path}: sample {index} does not match its checksum; the file was damaged after it was written. "
                 "Restore it from a copy or tokenize again."
             )
-        split = self.splits[index]
         return TokenSample(self.task, record[:split], record[split:])
 
 
@@ -242,20 +252,23 @@ def _map_arrays(path: Path) -> dict[str, np.ndarray]:
             if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - 8):
                 raise ValueError(f"header of {header_bytes} bytes")
             header = json.loads(file.read(header_bytes))
-        arrays = {}
+        arrays: dict[str, np.ndarray] = {}
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
-            dtype, (start, stop), shape = _DTYPES[entry["dtype"]], entry["data_offsets"], entry["shape"]
+            dtype = _DTYPES[entry["dtype"]]
+            (start, stop), shape = entry["data_offsets"], entry["shape"]
             if len(shape) != 1 or not 0 <= start <= stop or stop - start != shape[0] * dtype.itemsize:
                 raise ValueError(f"array {name!r} does not fit its shape")
             if 8 + header_bytes + stop > file_bytes:
                 raise ValueError("the file is cut short")
-            arrays[name] = (
-                np.memmap(path, dtype, "r", 8 + header_bytes + start, tuple(shape)) if stop > start else np.zeros(0, dtype)
-            )
+            # An empty array cannot be mapped.
+            where = 8 + header_bytes + start
+            arrays[name] = np.memmap(path, dtype, "r", where, (shape[0],)) if stop > start else np.zeros(0, dtype)
         return arrays
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
     except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is not a readable token shard ({error}). Restore it from a copy or tokenize again.") from error
+        raise DataError(
+            f"{path} is not a readable token shard ({error}). Restore it from a copy or tokenize again."
+        ) from error

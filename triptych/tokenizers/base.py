@@ -64,10 +64,12 @@ def read_spec(folder: Path, known: Sequence[str]) -> dict[str, Any]:
         spec = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no tokenizer: {path.name} is missing.") from error
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}).") from error
     if not isinstance(spec, dict) or spec.get("kind") not in known or spec.get("version") != 1:
-        raise CheckpointError(f"{path} must name one of the kinds {', '.join(known)} (version 1), got {str(spec)[:200]}.")
+        raise CheckpointError(
+            f"{path} must name one of the kinds {', '.join(known)} (version 1), got {str(spec)[:200]}."
+        )
     return spec
 
 

@@ -1,0 +1,40 @@
+# Each target makes its own virtual environment and installs what it needs; nothing else has to be done first.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# One thread per process: two that fight over the cores are slower than one.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test lint format bench clean
+.DEFAULT_GOAL := demo
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Triptych needs Python 3.11 or newer"'
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp per set of extras, renewed when the dependencies change.
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	touch $@
+
+demo: $(VENV)/.installed-data
+	$(BIN)/triptych demo
+
+test: $(VENV)/.installed-all lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.installed-all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-all
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-all
+	$(BIN)/python bench/loader.py
+
+clean:
+	rm -rf $(VENV) out runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,210 @@
+"""What is written is what is read, and no damaged byte goes unnoticed (FAULTS 21)."""
+
+import json
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.data.shards import MANIFEST, Manifest, ShardInfo, TokenDataset, write_atomically, write_shard
+from triptych.data.types import TokenSample
+from triptych.errors import DataError
+from triptych.vocab import Task, Vocabulary, paper_vocabulary
+
+SMALL = Vocabulary(text=300, image=70, audio=10)
+
+
+def sample(media: list[int], text: list[int]) -> TokenSample:
+    return TokenSample(Task.IMAGE_TEXT, np.array(media, np.int32), np.array(text, np.int32))
+
+
+SAMPLES = [sample([1, 2, 3], [4, 5]), sample([], [6]), sample([7, 8], []), sample([], []), sample([9] * 6, [1] * 5)]
+
+
+def make(folder: Path, shards: list[list[TokenSample]], vocabulary: Vocabulary = SMALL) -> TokenDataset:
+    folder.mkdir(exist_ok=True)
+    infos = [
+        write_shard(folder / f"shard-{number:05d}.safetensors", samples, vocabulary)
+        for number, samples in enumerate(shards)
+    ]
+    sizes = {"text": vocabulary.text, "image": vocabulary.image, "audio": vocabulary.audio}
+    manifest = Manifest(name="set", task="IMAGE_TEXT", vocabulary=sizes, tokenizers={"text": "a" * 64}, shards=infos)
+    manifest.save(folder)
+    return TokenDataset(folder)
+
+
+def same(left: TokenSample, right: TokenSample) -> bool:
+    return left.media.tolist() == right.media.tolist() and left.text.tolist() == right.text.tolist()
+
+
+def test_round_trip_over_shards_of_any_size(tmp_path: Path) -> None:
+    dataset = make(tmp_path, [SAMPLES[:2], [], SAMPLES[2:]])
+    assert len(dataset) == len(SAMPLES)
+    assert all(same(dataset[index], expected) for index, expected in enumerate(SAMPLES))
+    assert dataset.lengths.tolist() == [expected.num_tokens for expected in SAMPLES]
+    assert dataset.manifest.num_tokens == sum(expected.num_tokens for expected in SAMPLES)
+    assert dataset.verify() == []
+    with pytest.raises(IndexError):
+        dataset[len(SAMPLES)]
+
+
+def test_large_vocabularies_keep_every_id(tmp_path: Path) -> None:
+    dataset = make(tmp_path, [[sample([16_383], [100_276, 65_536])]], paper_vocabulary())
+    assert dataset[0].text.tolist() == [100_276, 65_536]
+
+
+ids = st.lists(st.integers(0, 69), max_size=30)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(ids, ids), max_size=8))
+def test_round_trip_of_anything(tmp_path_factory: pytest.TempPathFactory, content: list) -> None:
+    samples = [sample(media, text) for media, text in content]
+    dataset = make(tmp_path_factory.mktemp("set"), [samples])
+    assert all(same(dataset[index], expected) for index, expected in enumerate(samples))
+
+
+def test_a_pickled_data_set_opens_its_own_files(tmp_path: Path) -> None:
+    dataset = make(tmp_path, [SAMPLES])
+    assert len(dataset.lengths) == len(SAMPLES)  # opens the shard
+    content = pickle.dumps(dataset)
+    assert len(content) < 5000
+    assert same(pickle.loads(content)[4], SAMPLES[4])
+
+
+def regions(path: Path) -> dict[str, range]:
+    """Where each part of a shard file lies."""
+    content = path.read_bytes()
+    (header_bytes,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + header_bytes])
+    found = {"length": range(8), "header": range(8, 8 + header_bytes)}
+    for name, entry in header.items():
+        start, stop = entry["data_offsets"]
+        found[name] = range(8 + header_bytes + start, 8 + header_bytes + stop)
+    return found
+
+
+def damage_is_noticed(folder: Path) -> bool:
+    """Whether opening the data set or reading all of it raises DataError."""
+    try:
+        dataset = TokenDataset(folder)
+        for index in range(len(dataset)):
+            dataset[index]
+    except DataError as error:
+        return "shard-00000.safetensors" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("region", ["length", "header", "tokens", "offsets", "splits", "crc32"])
+def test_every_flipped_bit_is_noticed_on_read(tmp_path: Path, region: str) -> None:
+    make(tmp_path, [SAMPLES])
+    path = tmp_path / "shard-00000.safetensors"
+    content = path.read_bytes()
+    for place in regions(path)[region]:
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            assert damage_is_noticed(tmp_path), f"bit {bit} of byte {place}"
+
+
+def test_damage_after_opening_is_noticed_too(tmp_path: Path) -> None:
+    dataset = make(tmp_path, [SAMPLES])
+    dataset[4]
+    path = tmp_path / "shard-00000.safetensors"
+    with open(path, "r+b") as file:  # in place, under the memory map
+        file.seek(-3, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-3, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(DataError, match="sample 4 does not match its checksum"):
+        dataset[4]
+    assert same(dataset[0], SAMPLES[0])
+
+
+@pytest.mark.parametrize("size", [0, 4, 8, 100, -1])
+def test_a_shard_cut_short_is_noticed(tmp_path: Path, size: int) -> None:
+    make(tmp_path, [SAMPLES])
+    path = tmp_path / "shard-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    assert damage_is_noticed(tmp_path)
+    assert "shard-00000" in TokenDataset(tmp_path).verify()[0]
+
+
+def test_a_missing_or_exchanged_shard_is_named(tmp_path: Path) -> None:
+    dataset = make(tmp_path, [SAMPLES[:2], SAMPLES[2:]])
+    first, second = (tmp_path / info.file for info in dataset.manifest.shards)
+    content = first.read_bytes()
+    first.unlink()
+    with pytest.raises(DataError, match=r"shard-00000\.safetensors is missing"):
+        TokenDataset(tmp_path)[0]
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(DataError, match=r"shard-00000\.safetensors does not fit manifest\.json"):
+        TokenDataset(tmp_path)[0]
+    first.write_bytes(content)
+    assert TokenDataset(tmp_path).verify() == []
+
+
+def test_hostile_headers(tmp_path: Path) -> None:
+    make(tmp_path, [SAMPLES])
+    path = tmp_path / "shard-00000.safetensors"
+    for header in (
+        {"tokens": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}},
+        {"tokens": {"dtype": "U16", "shape": [2**62], "data_offsets": [0, 2**63]}},
+        {"tokens": {"dtype": "U16", "shape": [-1], "data_offsets": [2, 0]}},
+        {"tokens": {"dtype": "U16", "shape": [1, 1], "data_offsets": [0, 2]}},
+        {"tokens": {"dtype": "U16"}},
+        {"tokens": 3},
+        [],
+    ):
+        content = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(content)) + content + bytes(64))
+        assert damage_is_noticed(tmp_path), header
+    path.write_bytes(struct.pack("<Q", 2**63) + b"{}")
+    assert damage_is_noticed(tmp_path)
+
+
+def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, [SAMPLES])
+    path = tmp_path / MANIFEST
+    content = json.loads(path.read_text())
+    for change in ({"task": "TEXT"}, {"version": 2}, {"task": "NOISE"}, {"shards": 3}, {"more": 1}):
+        path.write_text(json.dumps(content | change))
+        with pytest.raises(DataError, match="manifest"):
+            TokenDataset(tmp_path)
+    path.write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        TokenDataset(tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match="not a finished data set"):
+        TokenDataset(tmp_path)
+
+
+def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
+    inside = tmp_path / "set"
+    dataset = make(inside, [SAMPLES])
+    write_shard(tmp_path / "outside.safetensors", SAMPLES, SMALL)
+    info = dataset.manifest.shards[0]
+    shards = [ShardInfo("../outside.safetensors", info.sha256, info.samples, info.tokens)]
+    Manifest(**{**vars(dataset.manifest), "shards": shards}).save(inside)
+    with pytest.raises(DataError, match="outside its folder"):
+        TokenDataset(inside)[0]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old"

@@ -1,0 +1,207 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from triptych import __version__
+from triptych.cli import VERBS, main
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.tokenizers.text import ByteBPE
+from triptych.vocab import Vocabulary
+
+COMMAND = [sys.executable, "-m", "triptych"]
+
+
+def triptych(*words: object, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "tokenizers"
+    text = ByteBPE.train(["the cat sat on the mat and the dog lay on the cat"] * 3, 280)
+    TokenizerBundle(Vocabulary(text=text.vocab_size, image=16, audio=16), text=text).save(folder)
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": f"the cat number {n} sat on the mat"}) + "\n" for n in range(50)))
+    return path
+
+
+# -- help -------------------------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, time; start = time.perf_counter(); from triptych.cli import main; code = main(['--help']);"
+        "took = time.perf_counter() - start;"
+        "heavy = [name for name in ('torch', 'numpy', 'rich', 'PIL') if name in sys.modules];"
+        "print(code, took, heavy, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    code, took, heavy = result.stderr.split(maxsplit=2)
+    assert (code, heavy.strip()) == ("0", "[]")
+    assert float(took) < 0.3
+    for name, verb in VERBS.items():
+        assert f"triptych {name}" in result.stdout
+        assert verb.summary in result.stdout
+
+
+def test_help_answers_well_under_half_a_second() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert triptych("--help").returncode == 0
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_explains_itself(name: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*name.split(), "--help"])
+    assert caught.value.code == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"usage: triptych {name}")
+    assert len(output) > 200
+
+
+def test_the_help_of_tokenize_is_enough_to_use_it(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["tokenize", "--help"])
+    output = capsys.readouterr().out
+    for word in (
+        "librispeech",
+        "*.jsonl",
+        "*.parquet",
+        "*.tar",
+        "cat.png + cat.txt",
+        "--max-bad",
+        "bad.jsonl",
+        "examples:",
+    ):
+        assert word in output
+
+
+def test_version(capsys: pytest.CaptureFixture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"triptych {__version__}\n"
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["tokenise"], "unknown verb 'tokenise'. Did you mean 'tokenize'?"),
+        (["frobnicate"], "unknown verb 'frobnicate'. Known: "),
+        (["data"], "`triptych data` needs a second word: data show or data verify."),
+        (["data", "shw", "x"], "unknown verb 'data shw'. Did you mean 'data show'?"),
+        (["tokenize", "x", "--ouput", "y"], "unknown option --ouput. Did you mean '--out'?"),
+        (["tokenize", "x", "--out", "y", "--worker=3"], "unknown option --worker. Did you mean '--workers'?"),
+        (["tokenize", "x", "--out", "y", "--format", "parket"], "unknown name 'parket'. Did you mean 'parquet'?"),
+        (["tokenize", "x", "--out", "y", "--workers", "two"], "argument --workers: invalid int value: 'two'"),
+        (["tokenize", "x", "--out", "y", "-x"], "unexpected argument '-x'."),
+        (["tokenize", "x"], "the following arguments are required: --out"),
+        (["data", "show"], "the following arguments are required: FOLDER"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(words: list[str], answer: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("triptych: error: ")
+    assert captured.err.count("\n") == 1
+    assert answer in captured.err
+
+
+def test_errors_have_their_exit_codes(tokenizers: Path, texts: Path, tmp_path: Path) -> None:
+    missing = triptych("tokenize", tmp_path / "nothing", "--out", tmp_path / "out", "--tokenizers", tokenizers)
+    assert (missing.returncode, missing.stderr) == (
+        3,
+        f"triptych: error: no such file or folder: {tmp_path / 'nothing'}\n",
+    )
+    unknown = triptych("tokenize", texts, "--out", tmp_path / "out", "--tokenizers", "scene")
+    assert unknown.returncode == 2
+    assert "Did you mean 'scenes'?" in unknown.stderr
+    texts.write_text("{\n" * 30)
+    bad = triptych(
+        "tokenize", texts, "--out", tmp_path / "out", "--tokenizers", tokenizers, "--workers", 0, "--task", "text"
+    )
+    assert bad.returncode == 3
+    assert "samples are bad" in bad.stderr
+    assert "Traceback" not in missing.stderr + unknown.stderr + bad.stderr
+
+
+# -- the whole way ----------------------------------------------------------------------------------------------------
+
+
+def test_tokenize_show_and_verify(tokenizers: Path, texts: Path, tmp_path: Path) -> None:
+    command = ("tokenize", texts, "--out", tmp_path / "out", "--tokenizers", tokenizers)
+    made = triptych(*command)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith(f"{tmp_path / 'out'}: 50 text samples, ")
+    again = triptych(*command)
+    assert again.returncode == 0
+    assert "already complete" in again.stderr
+    shown = triptych("data", "show", tmp_path, "--render", tmp_path / "files", "-n", 2)
+    assert shown.returncode == 0, shown.stderr
+    assert "#49: the cat number 49 sat on the mat" in shown.stdout
+    assert (tmp_path / "files" / "out-000049.txt").read_text() == "the cat number 49 sat on the mat"
+    verified = triptych("data", "verify", tmp_path / "out")
+    assert (verified.returncode, verified.stdout) == (0, f"{tmp_path / 'out'}: intact (shards: 1)\n")
+    shard = tmp_path / "out" / "shard-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert triptych("data", "verify", tmp_path / "out").returncode == 3
+
+
+def test_a_reader_that_leaves_early_is_no_error(tokenizers: Path, texts: Path, tmp_path: Path) -> None:
+    triptych("tokenize", texts, "--out", tmp_path / "out", "--tokenizers", tokenizers, "--workers", 0)
+    process = subprocess.Popen(
+        [*COMMAND, "data", "show", str(tmp_path), "-n", "50"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    assert process.wait(30) == 1
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_stopped_run_says_how_to_go_on(number: int, code: int, tokenizers: Path, tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    line = json.dumps({"text": "the cat sat on the mat " * 200}) + "\n"
+    path.write_text(line * 6000)
+    words = ["tokenize", path, "--out", tmp_path / "out", "--tokenizers", tokenizers, "--samples-per-shard", 100]
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, words), "--workers", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not list((tmp_path / "out").glob("shard-*")):
+        assert process.poll() is None
+        time.sleep(0.002)
+    # Ctrl-C reaches the workers too, as it does in a terminal.
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert errors == "triptych: stopped; run the same command again to go on.\n"
+    wait_until_gone(process.pid)
+
+
+def wait_until_gone(group: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+    pytest.fail("some process of the run is still there")

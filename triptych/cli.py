@@ -1,0 +1,288 @@
+"""The command line. A verb is two functions: one describes its arguments, one runs it.
+
+Both import what they need themselves and nothing heavy is imported here, so that `triptych --help` answers at once.
+To add a verb, write its two functions and add a line to VERBS.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import triptych
+from triptych.errors import UserError, did_you_mean
+
+_HELP = ("-h", "--help", "help")
+_PREEMPTED, _INTERRUPTED = 75, 130  # exit codes after SIGTERM and Ctrl-C
+
+
+@dataclass(frozen=True)
+class Verb:
+    summary: str
+    """One line for the overview."""
+    describe: Callable[[argparse.ArgumentParser], None]
+    """Adds the description and the arguments."""
+    run: Callable[[argparse.Namespace], None]
+    when_stopped: str = "stopped."
+    """What to say after Ctrl-C or SIGTERM."""
+
+
+def _one_of(known: list[str]) -> dict[str, Any]:
+    """What `choices` of argparse does, but an unknown name is answered with the nearest known one."""
+
+    def parse(name: str) -> str:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"unknown name {name!r}.{did_you_mean(name, known)}")
+        return name
+
+    return {"type": parse, "metavar": "{" + ",".join(known) + "}"}
+
+
+# -- tokenize ---------------------------------------------------------------------------------------------------------
+
+_TOKENIZE = """\
+Turn text, captioned pictures or transcribed speech into a data set of token shards.
+
+examples:
+  text      triptych tokenize books/*.jsonl.zst --out data/books
+            triptych tokenize notes.txt --per-line --out data/notes
+  pictures  triptych tokenize photos/ --out data/photos
+            triptych tokenize "cc12m-{00000..01242}.tar" --out data/cc12m --image-transform paper --views 2
+  speech    triptych tokenize LibriSpeech/train-clean-100 --out data/libri
+            triptych tokenize manifest.jsonl --out data/calls --max-seconds 20 --too-long cut
+
+formats, found out by names and first rows, in this order:
+"""
+
+_TOKENIZE_RESULT = """\
+what comes out:
+  OUT/shard-00000.safetensors ...  token ids, with a checksum for every sample
+  OUT/manifest.json                what they are; written last, so a folder that has it is complete
+  OUT/bad.jsonl                    samples that had to be left out, with the reasons
+
+A run that was stopped or killed goes on when the same command is run again. The result is the same to the byte,
+with any number of workers. Look at it with `triptych data show OUT`.
+"""
+
+
+def _describe_tokenize(parser: argparse.ArgumentParser) -> None:
+    from triptych.data.sources import FORMATS
+    from triptych.vocab import Task
+
+    parser.description = _TOKENIZE + "\n".join(f"  {format.name:12} {format.looks_for}" for format in FORMATS)
+    parser.epilog = _TOKENIZE_RESULT
+    parser.usage = "triptych tokenize INPUT [INPUT ...] --out OUT [options]"
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="file, folder, or pattern with * ? or {00..99}")
+    parser.add_argument("--out", required=True, help="folder for the data set; is made if need be")
+    parser.add_argument(
+        "--tokenizers",
+        default="scenes",
+        metavar="NAME",
+        help="folder of saved tokenizers, or the name of embedded ones (default: %(default)s)",
+    )
+
+    reading = parser.add_argument_group("how to read the input")
+    reading.add_argument("--format", **_one_of([format.name for format in FORMATS]), help="default: find out")
+    reading.add_argument("--task", **_one_of([task.label for task in Task]), help="default: find out")
+    reading.add_argument("--text-key", metavar="KEY", help="column or field of the text (default: text, caption, ...)")
+    reading.add_argument("--media-key", metavar="KEY", help="column or field of the picture or sound, or of its path")
+    reading.add_argument("--per-line", action="store_true", help="every line of a .txt file is a document")
+
+    images = parser.add_argument_group("pictures")
+    images.add_argument(
+        "--image-transform",
+        **_one_of(["pad", "paper"]),
+        default="pad",
+        help="pad: the whole picture on white; paper: with even odds that or a random crop (default: %(default)s)",
+    )
+    images.add_argument("--views", type=int, default=1, metavar="N", help="store N random versions of every picture")
+    images.add_argument("--seed", type=int, default=0, help="of the random crops (default: %(default)s)")
+
+    sounds = parser.add_argument_group("sounds")
+    sounds.add_argument("--max-seconds", type=float, default=30.0, metavar="S", help="default: %(default)g")
+    sounds.add_argument(
+        "--too-long", choices=["skip", "cut"], default="skip", help="longer ones (default: %(default)s)"
+    )
+
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--workers",
+        type=int,
+        default=min(8, len(os.sched_getaffinity(0))),
+        metavar="N",
+        help="processes; 0 works in this one (default: %(default)s)",
+    )
+    work.add_argument("--samples-per-shard", type=int, default=4096, metavar="N", help="default: %(default)s")
+    work.add_argument(
+        "--max-bad",
+        type=float,
+        default=0.01,
+        metavar="FRACTION",
+        help="stop when more samples than this are bad; 10 always may be (default: %(default)s)",
+    )
+    work.add_argument("--overwrite", action="store_true", help="begin anew, whatever data set is in OUT")
+
+
+def _run_tokenize(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from triptych.data.tokenize import Progress, TokenizeSettings, tokenize
+
+    given = vars(args)
+    apart = {name: given.pop(name) for name in ("out", "workers", "max_bad", "overwrite")}
+    settings = TokenizeSettings(**{**given, "inputs": tuple(args.inputs)})
+    manifest = tokenize(settings, **apart, progress=Progress(Console(stderr=True)))
+    kind = manifest.task.lower().replace("_", "-")
+    print(f"{apart['out']}: {manifest.num_samples:,} {kind} samples, {manifest.num_tokens:,} tokens")
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def _describe_show(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Show what data sets hold: sizes, lengths, and some samples decoded.
+
+examples:
+  triptych data show data/photos
+  triptych data show data/                        all data sets below a folder
+  triptych data show data/photos --render out -n 8"""
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="a data set, or a folder with several")
+    parser.add_argument("-n", type=int, default=4, metavar="N", help="number of examples (default: %(default)s)")
+    parser.add_argument("--render", metavar="DIR", help="write the examples there as .txt, .png and .wav files")
+    parser.add_argument("--tokenizers", metavar="NAME", help="default: where they were when the data set was made")
+
+
+def _run_show(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from triptych.data.show import find_datasets, render, show
+
+    datasets = find_datasets(args.folders)
+    show(datasets, Console(), examples=args.n, tokenizers=args.tokenizers)
+    if args.render:
+        written = [
+            path for data in datasets for path in render(data, args.render, count=args.n, tokenizers=args.tokenizers)
+        ]
+        print(f"wrote {len(written)} files to {args.render}")
+
+
+def _describe_verify(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Compare every shard with the SHA-256 in its manifest. Exit code 3 if one is damaged or missing."
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="a data set, or a folder with several")
+
+
+def _run_verify(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from triptych.data.show import find_datasets, verify
+
+    verify(find_datasets(args.folders), Console())
+
+
+# -- all verbs --------------------------------------------------------------------------------------------------------
+
+VERBS = {
+    "tokenize": Verb(
+        "turn text, pictures or speech into a data set",
+        _describe_tokenize,
+        _run_tokenize,
+        when_stopped="stopped; run the same command again to go on.",
+    ),
+    "data show": Verb("look into a data set, and decode samples back to files", _describe_show, _run_show),
+    "data verify": Verb("check a data set for damage", _describe_verify, _run_verify),
+}
+
+
+def _overview() -> str:
+    verbs = "\n".join(f"  triptych {name:14} {verb.summary}" for name, verb in VERBS.items())
+    return f"""\
+Triptych: one masked-diffusion model for text, images and audio.
+
+{verbs}
+
+start with:
+  triptych tokenize photos/ --out data/photos    pictures with captions (cat.png + cat.txt)
+  triptych data show data/photos                 see what came out
+
+`triptych VERB --help` explains a verb, with examples. `triptych --version` prints the version."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and the nearest thing that would be right."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see `{self.prog} --help`)")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        known = [option for action in self._actions for option in action.option_strings]
+        # Before argparse looks: it would complain first that --out is missing where --ouput was given.
+        for word in words[: words.index("--")] if "--" in words else words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                raise UserError(f"unknown option {name}.{did_you_mean(name, known)}")
+        args, extra = self.parse_known_args(words)
+        if extra:
+            raise UserError(f"unexpected argument {extra[0]!r}.{did_you_mean(extra[0], known)}")
+        return args
+
+
+def _choose(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The verb that the words begin with, and the words behind it."""
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in VERBS:
+            return name, words[length:]
+    members = [name for name in VERBS if name.startswith(f"{words[0]} ")]
+    if members and len(words) == 1:
+        raise UserError(f"`triptych {words[0]}` needs a second word: {' or '.join(members)}.")
+    if members:
+        raise UserError(f"unknown verb {' '.join(words[:2])!r}.{did_you_mean(' '.join(words[:2]), members)}")
+    raise UserError(f"unknown verb {words[0]!r}.{did_you_mean(words[0], list(VERBS))}")
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception: like Ctrl-C it must pass through everything that catches errors."""
+
+
+def _raise_terminated(*_: Any) -> NoReturn:
+    raise _Terminated
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    verb = None
+    try:
+        if not words or words[0] in _HELP or (words[1:2] and words[1] in _HELP and words[0] not in VERBS):
+            print(_overview())
+            return 0
+        if words[0] in ("-V", "--version"):
+            print(f"triptych {triptych.__version__}")
+            return 0
+        name, rest = _choose(words)
+        verb = VERBS[name]
+        parser = _Parser(
+            f"triptych {name}",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.describe(parser)
+        verb.run(parser.parse(rest))
+        sys.stdout.flush()
+        return 0
+    except UserError as error:
+        print(f"triptych: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # Who read our output has had enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, _Terminated) as stop:
+        print(f"triptych: {verb.when_stopped if verb else 'stopped.'}", file=sys.stderr)
+        return _PREEMPTED if isinstance(stop, _Terminated) else _INTERRUPTED

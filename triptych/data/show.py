@@ -1,0 +1,180 @@
+"""Look into data sets: what they are, how long their samples are, and what some of them look and sound like."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from triptych.data.shards import MANIFEST, TokenDataset
+from triptych.errors import DataError, UserError
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.vocab import Modality, Task
+
+_BAR_WIDTH = 30
+_EXAMPLE_CHARS = 300
+
+
+def find_datasets(folders: Sequence[str | Path]) -> list[TokenDataset]:
+    """The data sets that the folders are, or that lie below them."""
+    found = []
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise DataError(f"no such folder: {folder}")
+        manifests = [folder / MANIFEST] if (folder / MANIFEST).exists() else sorted(folder.rglob(MANIFEST))
+        if not manifests:
+            raise DataError(
+                f"{folder} holds no finished data set: {MANIFEST} is missing. Make one with `triptych tokenize`, "
+                "or run the same command again to finish it."
+            )
+        found += [TokenDataset(manifest.parent) for manifest in manifests]
+    return found
+
+
+def show(
+    datasets: Iterable[TokenDataset], console: Console, *, examples: int = 3, tokenizers: str | None = None
+) -> None:
+    """Print what each data set is, the lengths of its samples, and the text of some."""
+    for dataset in datasets:
+        console.print(_facts(dataset))
+        console.print(*_histogram(dataset.lengths), sep="\n", markup=False, highlight=False)
+        for line in _examples(dataset, examples, tokenizers):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print()
+
+
+def render(dataset: TokenDataset, folder: str | Path, *, count: int = 4, tokenizers: str | None = None) -> list[Path]:
+    """Decode some samples back into .txt, .png and .wav files."""
+    folder = Path(folder)
+    bundle = open_tokenizers(dataset, tokenizers)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for index in _spread(len(dataset), count):
+        sample = dataset[index]
+        stem = folder / f"{dataset.manifest.name}-{index:06d}"
+        text = stem.with_suffix(".txt")
+        text.write_text(bundle.text.decode([sample.text])[0], encoding="utf-8")
+        written.append(text)
+        match dataset.task:
+            case Task.IMAGE_TEXT:
+                written.append(stem.with_suffix(".png"))
+                bundle.image.decode([sample.media])[0].save(written[-1])
+            case Task.AUDIO_TEXT:
+                import soundfile
+
+                written.append(stem.with_suffix(".wav"))
+                sound = bundle.audio.decode([sample.media])[0]
+                soundfile.write(written[-1], sound.samples, sound.rate, subtype="PCM_16")
+    return written
+
+
+def open_tokenizers(dataset: TokenDataset, source: str | None = None) -> TokenizerBundle:
+    """The tokenizers that a data set was made with: `source`, or where they were then."""
+    source = source or dataset.manifest.settings.get("tokenizers")
+    if not source:
+        raise UserError(f"{dataset.folder} does not say where its tokenizers are; name them with --tokenizers.")
+    bundle = TokenizerBundle.load(source)
+    for modality, expected in dataset.manifest.tokenizers.items():
+        found = bundle.fingerprints.get(modality)
+        if found != expected:
+            raise DataError(
+                f"{dataset.folder} was made with another {modality} tokenizer: its fingerprint is {expected[:12]}, "
+                f"that of {source} is {(found or 'missing')[:12]}. Name the right ones with --tokenizers."
+            )
+    return bundle
+
+
+def _facts(dataset: TokenDataset) -> Table:
+    manifest, lengths, vocabulary = dataset.manifest, dataset.lengths, dataset.vocabulary
+    table = Table(title=manifest.name, title_justify="left", show_header=False, box=None, title_style="bold")
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    rows: dict[str, Any] = {
+        "folder": dataset.folder,
+        "task": dataset.task.label,
+        "samples": f"{manifest.num_samples:,}",
+        "tokens": f"{manifest.num_tokens:,}{_shares(dataset)}",
+        "tokens per sample": _quantiles(lengths),
+        "shards": f"{len(manifest.shards):,}",
+        "bad samples": f"{manifest.bad_samples:,}",
+        "tokenizers": ", ".join(f"{name} {value[:12]}" for name, value in manifest.tokenizers.items()),
+        "vocabulary": f"{vocabulary.size:,} ids: text {vocabulary.text:,}, image {vocabulary.image:,}, "
+        f"audio {vocabulary.audio:,}, and special tokens",
+        "made by": manifest.created_by,
+    }
+    for name, value in rows.items():
+        table.add_row(name, str(value))
+    return table
+
+
+def _shares(dataset: TokenDataset) -> str:
+    """How the tokens of pairs divide."""
+    if dataset.task.partner is None:
+        return ""
+    media = sum(int(dataset.shard(number).splits.sum()) for number in range(len(dataset.manifest.shards)))
+    total = max(dataset.manifest.num_tokens, 1)
+    return f" ({dataset.task.partner.name.lower()} {media / total:.0%}, text {1 - media / total:.0%})"
+
+
+def _quantiles(lengths: np.ndarray) -> str:
+    if not len(lengths):
+        return "-"
+    median, mean = np.median(lengths), lengths.mean()
+    return f"min {lengths.min():,}, median {median:,.0f}, mean {mean:,.1f}, max {lengths.max():,}"
+
+
+def _histogram(lengths: np.ndarray) -> Iterator[str]:
+    """Samples by length, in about 8 bins: of equal width, or of equal ratio if they spread over more than a decade."""
+    if not len(lengths):
+        return
+    low, high = int(lengths.min()), int(lengths.max())
+    if low > 0 and high > 10 * low:
+        edges = np.unique(np.round(np.geomspace(low, high + 1, 9)).astype(np.int64))
+    else:
+        width = (high - low) // 8 + 1
+        edges = np.arange(low, high + width + 1, width)
+    counts, _ = np.histogram(lengths, edges)
+    digits = len(f"{edges[-1]:,}")
+    for start, stop, count in zip(edges, edges[1:], counts):
+        bar = "█" * int(np.ceil(count / counts.max() * _BAR_WIDTH))
+        yield f"  {start:>{digits},} to {stop - 1:>{digits},}  {bar:{_BAR_WIDTH}}  {count:,}"
+
+
+def _examples(dataset: TokenDataset, count: int, tokenizers: str | None) -> Iterator[str]:
+    if count < 1 or not len(dataset):
+        return
+    try:
+        tokenizer = open_tokenizers(dataset, tokenizers)[Modality.TEXT]
+    except UserError as error:
+        if tokenizers is not None:
+            raise
+        yield f"  (examples are not shown: {error})"
+        return
+    for index in _spread(len(dataset), count):
+        sample = dataset[index]
+        media = f"[{len(sample.media):,} {dataset.task.partner.name.lower()} tokens] " if dataset.task.partner else ""
+        text = tokenizer.decode([sample.text[:_EXAMPLE_CHARS]])[0]  # a token is at least a byte of text
+        shown = " ".join(text.split())
+        yield f"  #{index}: {media}{shown[:_EXAMPLE_CHARS]}{' ...' if len(shown) > _EXAMPLE_CHARS else ''}"
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """`count` numbers, evenly spread over range(total)."""
+    return sorted({int(index) for index in np.linspace(0, total - 1, min(count, total))}) if total else []
+
+
+def verify(datasets: Iterable[TokenDataset], console: Console) -> None:
+    """Read every byte; raises DataError that names each damaged file."""
+    problems = []
+    for dataset in datasets:
+        found = dataset.verify()
+        problems += found
+        state = f"{len(found)} damaged" if found else "intact"
+        line = f"{dataset.folder}: {state} (shards: {len(dataset.manifest.shards):,})"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if problems:
+        raise DataError(
+            "damaged data:\n  " + "\n  ".join(problems) + "\nRestore these files from a copy or tokenize again."
+        )

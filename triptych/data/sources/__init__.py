@@ -1,0 +1,181 @@
+"""Raw samples out of files, in an order that depends on nothing but their names.
+
+    inputs (paths, folders, patterns) -> Source (parts: one file of one format each) -> RawSample or BadSample
+
+A new format is one `Format` in one module and one line in FORMATS.
+"""
+
+import glob
+import hashlib
+import itertools
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.data.sources.base import BadSample, Format, Item, ReadOptions
+from triptych.data.sources.parquet import PARQUET
+from triptych.data.sources.plain import LIBRISPEECH, PAIRS, TXT
+from triptych.data.sources.tables import TABLE
+from triptych.data.sources.tars import WEBDATASET
+from triptych.errors import DataError, UserError, did_you_mean
+from triptych.vocab import Task
+
+__all__ = ["FORMATS", "BadSample", "Item", "Part", "ReadOptions", "Source", "open_source"]
+
+# In a folder, the first format that finds something wins: a folder of captioned pictures also holds .txt files.
+FORMATS = (LIBRISPEECH, TABLE, PAIRS, WEBDATASET, PARQUET, TXT)
+
+_UNREADABLE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)  # what a damaged file makes readers raise
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file to be read from start to end."""
+
+    path: Path
+    format: Format
+    size: int
+
+
+class Source:
+    """All samples of some files, in order. Iterating again starts again."""
+
+    def __init__(self, parts: Sequence[Part], task: Task, options: ReadOptions):
+        self.parts, self.task, self.options = parts, task, options
+        self.fraction = 0.0
+        """How much of all bytes has been read by the latest iteration, from 0 to 1."""
+
+    def __iter__(self) -> Iterator[Item]:
+        total = max(sum(part.size for part in self.parts), 1)
+        before = 0
+        for part in self.parts:
+            for fraction, item in _guarded(part, self.task, self.options):
+                self.fraction = (before + fraction * part.size) / total
+                yield item
+            before += part.size
+        self.fraction = 1.0
+
+    @property
+    def format_names(self) -> list[str]:
+        return sorted({part.format.name for part in self.parts})
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """Changes when any input file appears, disappears or changes its size or time. Contents are not read.
+
+        Media that a table or transcript only points at are not watched: there may be millions, anywhere.
+        """
+        digest, files, size = hashlib.sha256(), 0, 0
+        for path in itertools.chain.from_iterable(part.format.watched(part.path) for part in self.parts):
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            digest.update(json.dumps([str(path), status.st_size, status.st_mtime_ns]).encode())
+            files, size = files + 1, size + status.st_size
+        return {"files": files, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _guarded(part: Part, task: Task, options: ReadOptions) -> Iterator[tuple[float, Item]]:
+    """Read a part; if it turns out to be damaged, its rest is one bad sample and the next part follows."""
+    try:
+        yield from part.format.read(part.path, task, options)
+    except UserError:
+        raise
+    except _UNREADABLE as error:
+        yield 1.0, BadSample(str(part.path), f"rest of the file unreadable: {_describe(error)}")
+
+
+def _describe(error: BaseException) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip()
+
+
+# -- finding ----------------------------------------------------------------------------------------------------------
+
+
+def open_source(
+    inputs: Sequence[str], *, format: str | None = None, task: Task | None = None, options: ReadOptions | None = None
+) -> Source:
+    """Find out what the inputs are. Each is a file, a folder, or a pattern such as `shards/{00000..00099}.tar`.
+
+    `format` and `task` are for inputs that could be taken for several things; None means: find out.
+    """
+    options = options or ReadOptions()
+    formats = FORMATS if format is None else (_format_named(format),)
+    parts = [part for text in inputs for path in _expand(text) for part in _parts_of(path, formats)]
+    task = task if task is not None else _common_task(parts, options)
+    return Source(parts, task, options)
+
+
+def _format_named(name: str) -> Format:
+    known = {format.name: format for format in FORMATS}
+    if name not in known:
+        raise UserError(f"unknown format {name!r}.{did_you_mean(name, list(known))}")
+    return known[name]
+
+
+def _expand(text: str) -> list[Path]:
+    """A path, or all that match a pattern, sorted. {00..12} counts, {a,b} lists, * ? [] are as in a shell."""
+    if Path(text).exists():
+        return [Path(text)]
+    found = []
+    for name in _expand_braces(text):
+        matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))
+        if not matches:
+            raise DataError(f"no such file or folder: {name}")
+        found += matches
+    return [Path(name) for name in found]
+
+
+def _expand_braces(text: str) -> list[str]:
+    brace = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
+    if brace is None:
+        return [text]
+    first, last, listed = brace.groups()
+    words = listed.split(",") if listed else [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    head, tail = text[: brace.start()], text[brace.end() :]
+    return [head + word + rest for word in words for rest in _expand_braces(tail)]
+
+
+def _parts_of(path: Path, formats: Sequence[Format]) -> list[Part]:
+    files = _walk(path) if path.is_dir() else [path]
+    for format in formats:
+        claimed = [file for file in files if format.claims(file)]
+        picked = format.pick(claimed) if path.is_dir() else claimed
+        if picked:
+            return [Part(file, format, file.stat().st_size) for file in picked]
+    kinds = "\n".join(f"  {format.name:12} {format.looks_for}" for format in formats)
+    what = f"among the {len(files)} files in {path}" if path.is_dir() else f"in {path}"
+    raise DataError(f"found no samples {what}. Looked for:\n{kinds}")
+
+
+def _walk(folder: Path) -> list[Path]:
+    """All files below a folder, sorted, without hidden ones."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def _common_task(parts: Sequence[Part], options: ReadOptions) -> Task:
+    """The task of the parts, judged by the first file of every kind in every folder."""
+    samples = {(part.format.name, part.path.parent, part.path.suffix): part for part in reversed(parts)}
+    tasks: dict[Task, Path] = {}
+    for part in samples.values():
+        try:
+            tasks.setdefault(part.format.task_of(part.path, options), part.path)
+        except UserError:
+            raise
+        except _UNREADABLE as error:
+            raise DataError(f"{part.path} cannot be read as {part.format.name}: {_describe(error)}.") from error
+    if len(tasks) > 1:
+        found = ", ".join(f"{task.label} in {path}" for task, path in sorted(tasks.items()))
+        raise DataError(
+            f"a data set holds samples of one task, but there is {found}. Tokenize them apart, or give --task."
+        )
+    return next(iter(tasks))

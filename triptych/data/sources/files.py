@@ -1,0 +1,111 @@
+"""Reading files that may be compressed, with an eye on how much is left and a limit on how much is taken in."""
+
+import gzip
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from triptych.data.sources.base import BadSample
+from triptych.errors import require
+
+MAX_TEXT_BYTES = 256 << 20  # of one document; more is a decompression bomb or a file without line ends
+
+
+class CountedFile(io.BufferedReader):
+    """A file that knows how much of it has been read, also when a decompressor does the reading."""
+
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path))
+        self.size = max(path.stat().st_size, 1)
+
+    @property
+    def fraction(self) -> float:
+        return min(self.tell() / self.size, 1.0)
+
+
+def plain_name(path: Path) -> str:
+    """The file name in lower case, without .gz or .zst."""
+    return path.name.lower().removesuffix(".gz").removesuffix(".zst")
+
+
+def decompressed(file: CountedFile, path: Path) -> BinaryIO:
+    """The content of a file whose name may end in .gz or .zst."""
+    if path.name.lower().endswith(".gz"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    if path.name.lower().endswith(".zst"):
+        return cast(BinaryIO, io.BufferedReader(_ZstdContent(file), buffer_size=1 << 20))
+    return cast(BinaryIO, file)
+
+
+class _ZstdContent(io.RawIOBase):
+    """The decompressed content of a .zst file. Unlike the package's own reader, it notices a file that is cut short."""
+
+    def __init__(self, file: BinaryIO):
+        self._zstandard = require("zstandard", "data", "reading .zst files")
+        self._file, self._frame, self._ready = file, self._new_frame(), memoryview(b"")
+        self._started = False  # whether the current frame has got any bytes
+
+    def _new_frame(self) -> Any:
+        return self._zstandard.ZstdDecompressor().decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and self._decompress():
+            pass
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _decompress(self) -> bool:
+        """Take in a little more: 4 KiB give at most 128 MiB, whatever is in them. False at the end of the file."""
+        compressed = self._file.read(4096)
+        if not compressed:
+            if self._started:
+                raise EOFError("the zstd stream ends too early")
+            return False
+        pieces = []
+        while compressed:
+            try:
+                pieces.append(self._frame.decompress(compressed))
+            except self._zstandard.ZstdError as error:
+                raise OSError(f"damaged zstd stream ({error})") from error
+            self._started, compressed = not self._frame.eof, self._frame.unused_data
+            if self._frame.eof:
+                self._frame = self._new_frame()
+        self._ready = memoryview(b"".join(pieces))
+        return True
+
+
+def read_document(path: Path) -> str | BadSample:
+    """A whole text file."""
+    with CountedFile(path) as file, decompressed(file, path) as stream:
+        content = stream.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        return BadSample(str(path), f"text too long: more than {MAX_TEXT_BYTES >> 20} MiB")
+    return decode_text(content, str(path))
+
+
+def read_lines(path: Path) -> Iterator[tuple[float, str, str | BadSample]]:
+    """The lines of a text file that are not blank: fraction read, key, and the text, or why it cannot be had."""
+    with CountedFile(path) as file, decompressed(file, path) as stream:
+        number = 0
+        while line := stream.readline(MAX_TEXT_BYTES):
+            number += 1
+            key = f"{path}:{number}"
+            if len(line) == MAX_TEXT_BYTES and not line.endswith(b"\n"):
+                while (rest := stream.readline(MAX_TEXT_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+                yield file.fraction, key, BadSample(key, f"text too long: more than {MAX_TEXT_BYTES >> 20} MiB")
+            elif line.strip():
+                yield file.fraction, key, decode_text(line.rstrip(b"\r\n"), key, at_start=number == 1)
+
+
+def decode_text(content: bytes, key: str, *, at_start: bool = True) -> str | BadSample:
+    """UTF-8 to text. A byte order mark may stand at the start of a file."""
+    try:
+        return content.decode("utf-8-sig" if at_start else "utf-8")
+    except UnicodeDecodeError as error:
+        return BadSample(key, f"not UTF-8: byte 0x{content[error.start]:02x} at {error.start}")

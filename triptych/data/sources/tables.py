@@ -1,0 +1,196 @@
+"""Tables: JSONL, CSV and TSV. A row holds a text, or a text and the path of its picture or sound.
+
+The same rules find the columns in all of them, in Parquet and in the .json members of a WebDataset, so that
+Hugging Face's ImageFolder and AudioFolder (file_name, text) and NeMo's manifests (audio_filepath, text, offset,
+duration) need no format of their own. Relative paths start at the folder of the table.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from triptych.data.sources.base import (
+    AUDIO_SUFFIXES,
+    IMAGE_SUFFIXES,
+    MAX_MEDIA_BYTES,
+    BadSample,
+    Format,
+    Item,
+    Reading,
+    ReadOptions,
+    media_name,
+    task_of_name,
+)
+from triptych.data.sources.files import CountedFile, decompressed, plain_name, read_lines
+from triptych.data.types import RawSample
+from triptych.errors import DataError, UserError
+from triptych.vocab import Task
+
+TEXT_COLUMNS = ("text", "caption", "transcript", "transcription", "sentence")
+_PATH_COLUMNS = ("file_name", "filename", "file", "path", "filepath")
+MEDIA_COLUMNS = {
+    Task.IMAGE_TEXT: ("image", "image_path", "img", *(suffix[1:] for suffix in IMAGE_SUFFIXES), *_PATH_COLUMNS),
+    Task.AUDIO_TEXT: (
+        "audio_filepath",
+        "audio",
+        "audio_path",
+        *(suffix[1:] for suffix in AUDIO_SUFFIXES),
+        *_PATH_COLUMNS,
+    ),
+}
+_MAX_FIELD_BYTES = 16 << 20  # in CSV, where a quote left open would swallow the rest of the file
+_JSON_LINES = (".jsonl", ".ndjson")
+Row = Mapping[str, Any]
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
+
+
+def find_text(row: Row, options: ReadOptions) -> str | None:
+    """The text of a row, None if there is no string in the right place."""
+    candidates = TEXT_COLUMNS if options.text_key is None else (options.text_key,)
+    return next((row[name] for name in candidates if isinstance(row.get(name), str)), None)
+
+
+def find_media(row: Row, task: Task, options: ReadOptions) -> bytes | str | None:
+    """The encoded picture or sound in a row, or its path: the first column that has one."""
+    for name in MEDIA_COLUMNS[task] if options.media_key is None else (options.media_key,):
+        value = row.get(name)
+        if isinstance(value, Mapping):  # as Hugging Face stores them
+            value = value.get("bytes") or value.get("path")
+        if not value or not isinstance(value, bytes | str):
+            continue
+        found = _task_of_cell(name, value)
+        if found == task or (found is None and options.media_key is not None):
+            return value
+    return None
+
+
+def _task_of_cell(column: str, value: bytes | str) -> Task | None:
+    """A path tells what it is by its suffix, bytes by the name of their column. Addresses are nothing we could read."""
+    if isinstance(value, str):
+        return None if "://" in value else task_of_name(value)
+    return next((t for t in MEDIA_COLUMNS if column in MEDIA_COLUMNS[t] and column not in _PATH_COLUMNS), None)
+
+
+def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions) -> Item:
+    """A row as a sample. Relative paths start at `folder`."""
+    if not isinstance(row, Mapping):
+        return BadSample(key, f"not a record: expected a JSON object, got {type(row).__name__}")
+    text = find_text(row, options)
+    if text is None:
+        return BadSample(key, f"no text: looked for a string under {options.text_key or ', '.join(TEXT_COLUMNS)}")
+    if task == Task.TEXT:
+        return RawSample(key, text)
+    media = find_media(row, task, options)
+    if media is None:
+        return BadSample(key, f"no {media_name(task)}: the row has {', '.join(map(str, row))}")
+    if len(media) > MAX_MEDIA_BYTES:
+        return BadSample(key, f"file too large: more than {MAX_MEDIA_BYTES >> 20} MiB")
+    try:
+        offset, duration = _seconds(row.get("offset")), _seconds(row.get("duration"))
+    except (TypeError, ValueError):
+        return BadSample(key, f"bad offset or duration: {row.get('offset')!r}, {row.get('duration')!r}")
+    return RawSample(
+        key, text.strip(), str(folder / media) if isinstance(media, str) else media, offset or 0.0, duration
+    )
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None or value == "":
+        return None
+    seconds = float(value)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(value)
+    return seconds
+
+
+def task_of_row(row: Row, path: Path, options: ReadOptions) -> Task:
+    """What the samples of a table are, judged by its first row."""
+    if find_text(row, options) is None:
+        wanted = f"a string under {options.text_key!r}" if options.text_key else f"one of {', '.join(TEXT_COLUMNS)}"
+        raise DataError(
+            f"{path} has no text: looked for {wanted}, found {', '.join(map(str, row))}. Choose with --text-key."
+        )
+    found = [task for task in MEDIA_COLUMNS if find_media(row, task, options) is not None]
+    if len(found) > 1:
+        raise UserError(f"{path} may hold pictures or sounds. Choose with --task image-text or --task audio-text.")
+    if options.media_key is not None and not found:
+        raise DataError(f"{path} has nothing under {options.media_key!r}; found {', '.join(map(str, row))}.")
+    return found[0] if found else Task.TEXT
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path) -> Iterator[tuple[float, str, Any]]:
+    """The rows of a table: fraction read, key, and the row, or why it cannot be had."""
+    return _json_rows(path) if plain_name(path).endswith(_JSON_LINES) else _csv_rows(path)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
+    for fraction, key, line in read_lines(path):
+        if isinstance(line, BadSample):
+            yield fraction, key, line
+            continue
+        try:
+            yield fraction, key, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield fraction, key, BadSample(key, f"bad JSON: {error}")
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
+    csv.field_size_limit(_MAX_FIELD_BYTES)
+    with CountedFile(path) as file, decompressed(file, path) as stream:
+        # Bytes that are no UTF-8 become lone surrogates, which spoil only their own sample.
+        lines = (
+            line.decode("utf-8", "surrogateescape") for line in iter(lambda: stream.readline(_MAX_FIELD_BYTES), b"")
+        )
+        reader = csv.reader(lines, delimiter="\t" if plain_name(path).endswith(".tsv") else ",")
+        header = [name.strip() for name in next(reader, [])]
+        if header:
+            header[0] = header[0].removeprefix("\ufeff")
+        while True:
+            key = f"{path}:{reader.line_num + 1}"
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield file.fraction, key, BadSample(key, f"bad CSV: {error}")
+                continue
+            if len(fields) == len(header):
+                yield file.fraction, key, dict(zip(header, fields))
+            elif fields:
+                yield file.fraction, key, BadSample(key, f"bad CSV: {len(fields)} fields under {len(header)} columns")
+
+
+def _task_of_table(path: Path, options: ReadOptions) -> Task:
+    for _, _, row in _rows(path):
+        if isinstance(row, Mapping):
+            return task_of_row(row, path, options)
+    raise DataError(f"{path} holds no rows that can be read.")
+
+
+def _read_table(path: Path, task: Task, options: ReadOptions) -> Reading:
+    for fraction, key, row in _rows(path):
+        yield fraction, row if isinstance(row, BadSample) else sample_of(row, key, path.parent, task, options)
+
+
+def _captions_first(tables: list[Path]) -> list[Path]:
+    """Where there are tables named metadata or captions, these describe the folder; the others are something else."""
+    named = [path for path in tables if plain_name(path).partition(".")[0] in ("metadata", "captions")]
+    return named or tables
+
+
+TABLE = Format(
+    name="table",
+    looks_for="*.jsonl, *.csv, *.tsv [.gz|.zst]: rows with a text, or with file_name or audio_filepath and a text",
+    claims=lambda path: plain_name(path).endswith((*_JSON_LINES, ".csv", ".tsv")),
+    task_of=_task_of_table,
+    read=_read_table,
+    pick=_captions_first,
+)

@@ -1,0 +1,44 @@
+"""What a tokenizer bundle keeps of the embedded world: text exactly, pictures and speech by independent judges."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from triptych.eval.audio import dnsmos, transcribe, word_error_rate
+from triptych.eval.image import psnr
+from triptych.scenes.judge import score
+from triptych.scenes.samples import scene_sample
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.vocab import Task
+
+
+def check_tokenizers(
+    bundle: TokenizerBundle, pictures: int, sounds: int, split: str = "test", report: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Round trips of `pictures` and `sounds` samples of a split; beside each, the same measure of the originals."""
+    results: dict[str, Any] = {"split": split, "pictures": pictures, "sounds": sounds}
+    samples = [scene_sample(Task.IMAGE_TEXT, split, index) for index in range(pictures)]
+    texts = [sample.text for sample in samples]
+    results["text_exact"] = float(np.mean([a == b for a, b in zip(texts, bundle.text.decode(bundle.text.encode(texts)))]))
+    report(f"text: {results['text_exact']:.2%} exact")
+
+    originals, scenes = [sample.image for sample in samples], [sample.scene for sample in samples]
+    rebuilt = bundle.image.decode(bundle.image.encode(originals))
+    results["psnr_db"] = float(np.mean([psnr(a, b) for a, b in zip(originals, rebuilt)]))
+    results["judge_true"], results["judge_rebuilt"] = score(originals, scenes), score(rebuilt, scenes)
+    report(
+        f"pictures: PSNR {results['psnr_db']:.1f} dB; judge {results['judge_true']['overall']:.1%} on true ones, "
+        f"{results['judge_rebuilt']['overall']:.1%} on rebuilt ones"
+    )
+    if sounds:
+        spoken = [scene_sample(Task.AUDIO_TEXT, split, index) for index in range(sounds)]
+        said, voices = [sample.text for sample in spoken], [sample.sound for sample in spoken]
+        ids = bundle.audio.encode(voices)
+        again = bundle.audio.decode(ids)
+        results["tokens_per_second"] = sum(map(len, ids)) / sum(sound.seconds for sound in voices)
+        for name, version in (("true", voices), ("rebuilt", again)):
+            results[f"wer_{name}"] = word_error_rate(said, transcribe(version))
+            results[f"mos_{name}"] = float(dnsmos(version)[:, 2].mean())
+            report(f"speech, {name}: WER {results[f'wer_{name}']:.3f}, DNSMOS {results[f'mos_{name}']:.2f}")
+    return results

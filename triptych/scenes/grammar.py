@@ -1,0 +1,299 @@
+"""Scenes and the sentences that say them: what there is, how many, in which colour, and where.
+
+A scene is one or two groups of things, at most four things in all, and perhaps a relation between the two groups.
+Everything the grammar can say, `parse` can read, so a generated caption is judged by meaning and not by wording.
+"""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from triptych.errors import UserError, did_you_mean
+
+# kind -> plural
+PLAIN_KINDS = {
+    "bee": "bees", "boat": "boats", "butterfly": "butterflies", "cat": "cats", "chicken": "chickens",
+    "clock": "clocks", "cow": "cows", "dog": "dogs", "elephant": "elephants", "fish": "fish", "flower": "flowers",
+    "fox": "foxes", "frog": "frogs", "guitar": "guitars", "house": "houses", "lion": "lions", "monkey": "monkeys",
+    "mushroom": "mushrooms", "octopus": "octopuses", "owl": "owls", "panda": "pandas", "penguin": "penguins",
+    "pig": "pigs", "pizza": "pizzas", "rabbit": "rabbits", "rocket": "rockets", "snail": "snails", "star": "stars",
+    "sun": "suns", "tree": "trees", "turtle": "turtles", "whale": "whales",
+}  # fmt: skip
+COLOURED_KINDS = {
+    "balloon": "balloons", "car": "cars", "circle": "circles", "hat": "hats", "heart": "hearts", "shirt": "shirts",
+    "square": "squares", "umbrella": "umbrellas",
+}  # fmt: skip
+KINDS = PLAIN_KINDS | COLOURED_KINDS
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple")
+NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
+RELATIONS = ("left of", "right of", "above", "below")
+INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+MAX_THINGS = 4
+
+# Ways to say each relation, the plainest first.
+_RELATION_PHRASES = {
+    "left of": ("left of", "to the left of", "on the left of"),
+    "right of": ("right of", "to the right of", "on the right of"),
+    "above": ("above", "over"),
+    "below": ("below", "under"),
+    None: ("and", "with"),
+}
+# Ways to open a caption; "{is}" agrees with the number of the first group.
+_OPENINGS = ("", "there {is} ", "here {is} ", "a picture of ", "we see ", "this picture shows ")
+CATEGORIES = ("single object", "two objects", "counting", "colours", "position", "colour attribution")
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """Some things of one kind: three foxes, one red heart."""
+
+    kind: str
+    colour: str | None = None
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"unknown kind of thing {self.kind!r}.{did_you_mean(self.kind, list(KINDS))}")
+        if (self.colour in COLOURS) != (self.kind in COLOURED_KINDS) or self.colour not in (*COLOURS, None):
+            expected = f"one of {', '.join(COLOURS)}" if self.kind in COLOURED_KINDS else "no colour"
+            raise UserError(f"a {self.kind} takes {expected}, got {self.colour!r}.")
+        if self.count not in NUMBERS:
+            raise UserError(f"a group has 1 to {MAX_THINGS} things, got {self.count!r}.")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One group, or two of different looks; `relation` says where the first stands as seen from the second."""
+
+    groups: tuple[Group, ...]
+    relation: str | None = None
+
+    def __post_init__(self) -> None:
+        looks = {(group.kind, group.colour) for group in self.groups}
+        if not 1 <= len(self.groups) <= 2 or len(looks) != len(self.groups):
+            raise UserError(f"a scene has one group or two that look different, got {self.groups}.")
+        if sum(group.count for group in self.groups) > MAX_THINGS:
+            raise UserError(f"a scene has at most {MAX_THINGS} things.")
+        if self.relation is not None and (self.relation not in RELATIONS or len(self.groups) != 2):
+            raise UserError(f"a relation is one of {', '.join(RELATIONS)} between two groups, got {self.relation!r}.")
+        if self.relation and not all(group.count <= 2 for group in self.groups):
+            raise UserError("groups in a relation have one or two things each, or they would not fit side by side.")
+
+    @property
+    def category(self) -> str:
+        """Which of GenEval's six skills the scene asks for; the most demanding one it has."""
+        first, *others = self.groups
+        if self.relation:
+            return "position"
+        if others:
+            return "colour attribution" if first.colour and others[0].colour else "two objects"
+        if first.count > 1:
+            return "counting"
+        return "colours" if first.colour else "single object"
+
+    @property
+    def composition(self) -> str:
+        """What must be new in validation and test: which looks meet, or how many of one look stand alone."""
+        if len(self.groups) == 1:
+            group = self.groups[0]
+            return f"{group.count} {group.colour} {group.kind}"
+        return " + ".join(sorted(f"{group.colour} {group.kind}" for group in self.groups))
+
+    @property
+    def split(self) -> str:
+        """train, validation or test, by composition: 80, 10 and 10 % of them."""
+        if len(self.groups) == 1:
+            return _splits_of_one_group()[self.composition]
+        bucket = _hash(self.composition) % 10
+        return {8: "validation", 9: "test"}.get(bucket, "train")
+
+
+def _hash(composition: str) -> int:
+    return int.from_bytes(hashlib.sha256(composition.encode()).digest()[:8], "big")
+
+
+@cache
+def _splits_of_one_group() -> dict[str, str]:
+    """One-group compositions are few (32 plain things alone), so each category is cut exactly, in the order of hashes."""
+    by_category: dict[str, list[str]] = {}
+    for kind, count in itertools.product(KINDS, NUMBERS):
+        for colour in COLOURS if kind in COLOURED_KINDS else (None,):
+            scene = Scene((Group(kind, colour, count),))
+            by_category.setdefault(scene.category, []).append(scene.composition)
+    splits = {}
+    for compositions in by_category.values():
+        tenth = -(-len(compositions) // 10)
+        for rank, composition in enumerate(sorted(compositions, key=_hash)):
+            splits[composition] = "validation" if rank < tenth else "test" if rank < 2 * tenth else "train"
+    return splits
+
+
+# -- drawing scenes ---------------------------------------------------------------------------------------------------
+
+
+def sample_scene(rng: np.random.Generator, split: str | None = None, category: str | None = None) -> Scene:
+    """A random scene; all six categories are equally likely. By rejection until split and category fit."""
+    if category is not None and category not in CATEGORIES:
+        raise UserError(f"unknown category {category!r}.{did_you_mean(category, list(CATEGORIES))}")
+    while True:
+        scene = _sample_of_category(rng, category or CATEGORIES[rng.integers(len(CATEGORIES))])
+        if split is None or scene.split == split:
+            return scene
+
+
+def _sample_of_category(rng: np.random.Generator, category: str) -> Scene:
+    match category:
+        case "single object":
+            return Scene((_sample_group(rng, PLAIN_KINDS),))
+        case "colours":
+            return Scene((_sample_group(rng, COLOURED_KINDS),))
+        case "counting":
+            return Scene((_sample_group(rng, KINDS, count=int(rng.integers(2, 5))),))
+        case "position":
+            counts = (1, 1) if rng.random() < 0.6 else rng.integers(1, 3, size=2)
+            return Scene(_two_groups(rng, KINDS, counts), RELATIONS[rng.integers(4)])
+        case "colour attribution":
+            return Scene(_two_groups(rng, COLOURED_KINDS, (1, 1) if rng.random() < 0.6 else rng.integers(1, 3, size=2)))
+    while True:  # two objects, not both coloured: that is colour attribution
+        scene = Scene(_two_groups(rng, KINDS, (1, 1) if rng.random() < 0.6 else rng.integers(1, 3, size=2)))
+        if scene.category == "two objects":
+            return scene
+
+
+def _two_groups(rng: np.random.Generator, kinds: dict[str, str], counts: Sequence[int]) -> tuple[Group, Group]:
+    while True:
+        first, second = (_sample_group(rng, kinds, int(count)) for count in counts)
+        if (first.kind, first.colour) != (second.kind, second.colour):
+            return first, second
+
+
+def _sample_group(rng: np.random.Generator, kinds: dict[str, str], count: int = 1) -> Group:
+    kind = list(kinds)[rng.integers(len(kinds))]
+    colour = COLOURS[rng.integers(len(COLOURS))] if kind in COLOURED_KINDS else None
+    return Group(kind, colour, count)
+
+
+# -- saying scenes ----------------------------------------------------------------------------------------------------
+
+
+def say_group(group: Group) -> str:
+    """"a red heart", "an owl", "three foxes"."""
+    words = ([group.colour] if group.colour else []) + [group.kind if group.count == 1 else KINDS[group.kind]]
+    if group.count > 1:
+        return " ".join([NUMBERS[group.count], *words])
+    return " ".join(["an" if words[0][0] in "aeiou" else "a", *words])
+
+
+def plain_caption(scene: Scene) -> str:
+    """The scene in its shortest words."""
+    first, *others = map(say_group, scene.groups)
+    return f"{first} {_RELATION_PHRASES[scene.relation][0]} {others[0]}" if others else first
+
+
+def caption(scene: Scene, rng: np.random.Generator) -> str:
+    """The scene in some words: order of the groups, opening and relation phrase are drawn."""
+    groups, relation = scene.groups, scene.relation
+    if len(groups) == 2 and rng.random() < 0.5:
+        groups, relation = groups[::-1], INVERSE[relation] if relation else None
+    # Half of all captions open plainly; the other openings share the rest.
+    opening = _OPENINGS[0 if rng.random() < 0.5 else rng.integers(1, len(_OPENINGS))]
+    phrases = _RELATION_PHRASES[relation]
+    joined = f" {phrases[rng.integers(len(phrases))]} ".join(map(say_group, groups))
+    return opening.replace("{is}", "is" if groups[0].count == 1 else "are") + joined
+
+
+def questions(scene: Scene) -> list[tuple[str, str]]:
+    """Every question the scene answers, with its answer."""
+    found = []
+    for group in scene.groups:
+        same_kind = [other for other in scene.groups if other.kind == group.kind]
+        things = f"{group.colour} {KINDS[group.kind]}" if group.colour else KINDS[group.kind]
+        found.append((f"how many {things} are there?", NUMBERS[group.count]))
+        if group.colour and len(same_kind) == 1:
+            verb, noun = ("is", group.kind) if group.count == 1 else ("are", KINDS[group.kind])
+            found.append((f"what colour {verb} the {noun}?", group.colour))
+    if scene.relation:
+        first, second = scene.groups
+        for here, there, relation in ((first, second, scene.relation), (second, first, INVERSE[scene.relation])):
+            verb, the = ("is", _say_the(there))
+            found.append((f"what {verb} {relation} {the}?", say_group(here)))
+    return found
+
+
+def _say_the(group: Group) -> str:
+    words = ([group.colour] if group.colour else []) + [group.kind if group.count == 1 else KINDS[group.kind]]
+    return " ".join(["the", *words])
+
+
+def yes_no_question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    """Whether some kind of thing is in the scene; yes and no are equally likely."""
+    present = {group.kind for group in scene.groups}
+    kinds = sorted(present) if rng.random() < 0.5 else sorted(set(KINDS) - present)
+    kind = kinds[rng.integers(len(kinds))]
+    article = "an" if kind[0] in "aeiou" else "a"
+    return f"is there {article} {kind}?", "yes" if kind in present else "no"
+
+
+def question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    """One question about the scene with its answer; one in four is answered by yes or no."""
+    if rng.random() < 0.25:
+        return yes_no_question(scene, rng)
+    every = questions(scene)
+    return every[rng.integers(len(every))]
+
+
+def document(scene: Scene, rng: np.random.Generator) -> str:
+    """A text-only document: the scene said once or twice, or said and then asked about."""
+    said = caption(scene, rng)
+    if rng.random() < 0.6:
+        asked, answer = question(scene, rng)
+        return f"{said}. {asked} {answer}"
+    return f"{said}. {caption(scene, rng)}." if rng.random() < 0.5 else f"{said}."
+
+
+# -- reading sentences ------------------------------------------------------------------------------------------------
+
+_KIND_OF = {word: kind for kind, plural in KINDS.items() for word in (kind, plural)}
+_COUNT_OF = {"a": 1, "an": 1} | {word: count for count, word in NUMBERS.items()}
+_GROUP = re.compile(
+    rf"(?P<count>{'|'.join(sorted(_COUNT_OF, key=len, reverse=True))})"
+    rf"(?: (?P<colour>{'|'.join(COLOURS)}))?"
+    rf" (?P<kind>{'|'.join(sorted(_KIND_OF, key=len, reverse=True))})"
+)
+_RELATION_OF = {phrase: relation for relation, phrases in _RELATION_PHRASES.items() for phrase in phrases}
+_OPENING = re.compile("|".join(re.escape(text.replace("{is}", verb)) for text in _OPENINGS[1:] for verb in ("is", "are")))
+
+
+def parse(text: str) -> Scene | None:
+    """The scene a sentence says, or None if it is not a sentence of the grammar."""
+    text = " ".join(text.lower().split()).rstrip(".")
+    opening = _OPENING.match(text)
+    rest = text[opening.end() :] if opening else text
+    first = _GROUP.match(rest)
+    if not first:
+        return None
+    try:
+        rest = rest[first.end() :]
+        if not rest:
+            return Scene((_read_group(first),))
+        # The longest phrase first: "on the left of" ends in "left of".
+        for phrase in sorted(_RELATION_OF, key=len, reverse=True):
+            if rest.startswith(f" {phrase} "):
+                second = _GROUP.fullmatch(rest, len(phrase) + 2)
+                return second and Scene((_read_group(first), _read_group(second)), _RELATION_OF[phrase])
+    except UserError:  # well-formed words that say an impossible scene: "a red fox", "four cats and a dog"
+        return None
+    return None
+
+
+def _read_group(match: re.Match[str]) -> Group:
+    kind, count = _KIND_OF[match["kind"]], _COUNT_OF[match["count"]]
+    agrees = match["kind"] == (kind if count == 1 else KINDS[kind])
+    if not agrees:
+        raise UserError(f"number and noun disagree in {match[0]!r}.")
+    return Group(kind, match["colour"], count)

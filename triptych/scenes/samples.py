@@ -1,0 +1,48 @@
+"""The samples of the embedded world: sample number i of a split and task is a pure function of (seed, split, task, i)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from triptych.errors import UserError, did_you_mean
+from triptych.scenes import grammar
+from triptych.scenes.grammar import Scene
+from triptych.scenes.picture import Placed, draw, place
+from triptych.scenes.speech import speak
+from triptych.tokenizers.base import Sound
+from triptych.vocab import Task
+
+SPLITS = ("train", "validation", "test")
+QUESTION_SHARE = 0.25  # of the texts beside pictures that are a question and its answer instead of a caption
+
+
+@dataclass(frozen=True)
+class SceneSample:
+    """A scene in words and, as the task has it, in pixels or as speech."""
+
+    scene: Scene
+    text: str
+    things: tuple[Placed, ...] = ()
+    image: Image.Image | None = None
+    sound: Sound | None = None
+
+
+def scene_sample(task: Task, split: str, index: int, seed: int = 0) -> SceneSample:
+    """Sample `index` of a split; any index is there, and none depends on another."""
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}.{did_you_mean(split, list(SPLITS))}")
+    rng = np.random.default_rng([seed, SPLITS.index(split), task, index])
+    scene = grammar.sample_scene(rng, split)
+    match task:
+        case Task.TEXT:
+            return SceneSample(scene, grammar.document(scene, rng))
+        case Task.AUDIO_TEXT:
+            text = grammar.caption(scene, rng)
+            return SceneSample(scene, text, sound=speak(text, rng))
+    things = place(scene, rng)
+    if rng.random() < QUESTION_SHARE:
+        text = " ".join(grammar.question(scene, rng))
+    else:
+        text = grammar.caption(scene, rng)
+    return SceneSample(scene, text, tuple(things), image=draw(things))

@@ -1,0 +1,90 @@
+"""Write the embedded world as ordinary files, the way anyone's own data would lie on disk: JSONL and WebDataset tars.
+
+    FOLDER/SPLIT/text/00000.jsonl           {"text": ...} a line
+    FOLDER/SPLIT/image-text/00000.tar       000000000.png + .txt a sample
+    FOLDER/SPLIT/audio-text/00000.tar       000000000.flac + .txt a sample
+
+`triptych tokenize` takes it from there. Every file is written whole or not at all, so a stopped run goes on.
+"""
+
+import io
+import json
+import multiprocessing
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.data.shards import write_atomically
+from triptych.scenes.samples import SceneSample, scene_sample
+from triptych.vocab import Task
+
+SAMPLES_PER_FILE = 500
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    task: Task
+    split: str
+    seed: int
+    start: int
+    stop: int
+
+
+def write_scenes(folder: Path, split: str, tasks: list[Task], num_samples: int, seed: int, workers: int) -> Iterator[int]:
+    """Write `num_samples` of each task; yields the number of samples in each file as it is done."""
+    files = [
+        _File(_path(folder, split, task, start), task, split, seed, start, min(start + SAMPLES_PER_FILE, num_samples))
+        for task in tasks
+        for start in range(0, num_samples, SAMPLES_PER_FILE)
+    ]
+    for task in tasks:
+        (folder / split / task.label).mkdir(parents=True, exist_ok=True)
+    missing = [file for file in files if not file.path.exists()]
+    yield sum(file.stop - file.start for file in files if file not in missing)
+    if workers > 1 and len(missing) > 1:
+        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+            yield from pool.imap_unordered(_write, missing)
+    else:
+        yield from map(_write, missing)
+
+
+def _path(folder: Path, split: str, task: Task, start: int) -> Path:
+    ending = "jsonl" if task == Task.TEXT else "tar"
+    return folder / split / task.label / f"{start // SAMPLES_PER_FILE:05d}.{ending}"
+
+
+def _write(file: _File) -> int:
+    samples = [(i, scene_sample(file.task, file.split, i, file.seed)) for i in range(file.start, file.stop)]
+    if file.task == Task.TEXT:
+        content = "".join(json.dumps({"text": sample.text}) + "\n" for _, sample in samples).encode()
+    else:
+        content = _tar(samples)
+    write_atomically(file.path, content)
+    return len(samples)
+
+
+def _tar(samples: list[tuple[int, SceneSample]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for index, sample in samples:
+            for ending, content in _members(sample).items():
+                info = tarfile.TarInfo(f"{index:09d}.{ending}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _members(sample: SceneSample) -> dict[str, bytes]:
+    media = io.BytesIO()
+    if sample.image is not None:
+        sample.image.save(media, format="PNG")
+        ending = "png"
+    else:
+        import soundfile
+
+        assert sample.sound is not None
+        soundfile.write(media, sample.sound.samples, sample.sound.rate, format="FLAC", subtype="PCM_16")
+        ending = "flac"
+    return {ending: media.getvalue(), "txt": sample.text.encode()}

@@ -1,0 +1,328 @@
+"""Audio tokenizers: neural codecs with residual codebooks, from `transformers`, and resampling.
+
+A second of sound is a fixed number of frames, a frame is one code from each codebook. Ids are written frame by frame,
+coarse to fine: c0 c1 c2 c3 | c0 c1 c2 c3 | ... With the paper's codec (Higgs Audio v2, the first 4 of its 8 codebooks,
+25 frames a second) 30 seconds are 3,000 ids.
+"""
+
+import importlib
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from triptych.errors import CheckpointError, DataError, UserError
+from triptych.tokenizers.base import Sound, Tokenizer, hash_arrays, read_spec, write_spec
+from triptych.vocab import Modality
+
+# B batch, K codebooks, F frames, T samples
+
+
+def load_audio_tokenizer(folder: Path) -> Tokenizer[Sound]:
+    """Load what `save` of a codec below, or of `MelRVQ`, wrote."""
+    folder = Path(folder)
+    match read_spec(folder, ["mel-rvq", "higgs", "dac"])["kind"]:
+        case "mel-rvq":
+            from triptych.tokenizers.mel_rvq import MelRVQ  # which itself resamples with what stands below
+
+            return MelRVQ.load(folder)
+        case _:
+            return Codec.load(folder)
+
+
+def resample(sound: Sound, rate: int) -> Sound:
+    """The same sound at another rate: a windowed sinc, flat to 90 % of the lower Nyquist frequency."""
+    if sound.rate == rate:
+        return sound
+    from scipy.signal import firwin, resample_poly
+
+    # Rates without a common divisor would need a filter of tens of millions of taps, so the ratio is rounded to numbers
+    # up to 48,000: exact for all rates up to there and all usual ones beyond, inaudibly off for the rest.
+    slow, fast = sorted((rate, sound.rate))
+    ratio = Fraction(fast, slow).limit_denominator(max(1, 48_000 * slow // fast))
+    many, few = ratio.numerator, ratio.denominator
+    up, down = (many, few) if rate == fast else (few, many)
+    # 64 zero crossings on each side take the gain from 1 to -90 dB between 90 and 100 % of the lower Nyquist frequency.
+    window = firwin(2 * 64 * many + 1, 0.95 / many, window=("kaiser", 9.0))
+    samples = resample_poly(sound.samples.astype(np.float64), up, down, window=window)
+    expected = -(-len(sound.samples) * rate // sound.rate)
+    return Sound(np.clip(_of_length(samples, expected), -1, 1).astype(np.float32), rate)
+
+
+def _of_length(samples: np.ndarray, length: int) -> np.ndarray:
+    """Cut, or fill up with silence."""
+    return np.pad(samples[:length], (0, max(0, length - len(samples))))
+
+
+# -- the tokenizer ----------------------------------------------------------------------------------------------------
+
+
+class Network(Protocol):
+    """What the tokenizer needs of a codec: codes of one waveform, and the waveform of codes."""
+
+    kind: str
+    model: Any
+    rate: int
+    hop: int
+    num_codebooks: int
+    codebook_size: int
+
+    def encode(self, wave_T: Tensor) -> Tensor:
+        """float [T], T a multiple of `hop` -> integer [K, F]"""
+        ...
+
+    def decode(self, codes_KF: Tensor) -> Tensor:
+        """integer [K, F], the first K codebooks -> float [T]"""
+        ...
+
+
+@final
+class Codec:
+    """The first `codebooks` codebooks of a neural codec.
+
+    All codebooks share one range of ids, unless `codebook_offsets` gives each its own. Sounds are encoded one by one:
+    the padding of a batch would leak into the codes at the end of the shorter ones.
+    """
+
+    modality = Modality.AUDIO
+
+    def __init__(self, network: Network, codebooks: int = 4, codebook_offsets: bool = False, max_seconds: float = 30.0):
+        if not 1 <= codebooks <= network.num_codebooks:
+            raise UserError(f"this codec has {network.num_codebooks} codebooks, got codebooks={codebooks}.")
+        self.network, self.codebooks, self.max_seconds = network, codebooks, max_seconds
+        self.codebook_offsets = codebook_offsets
+        network.model.eval()
+
+    @property
+    def kind(self) -> str:
+        return self.network.kind
+
+    @property
+    def vocab_size(self) -> int:
+        return self.network.codebook_size * (self.codebooks if self.codebook_offsets else 1)
+
+    def num_frames(self, sound: Sound) -> int:
+        """Frames that cover the whole sound, in exact arithmetic: the last one may be partly silence."""
+        return -(-len(sound.samples) * self.network.rate // (sound.rate * self.network.hop))
+
+    def to(self, device: str | torch.device) -> "Codec":
+        self.network.model.to(device)
+        return self
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[Sound]) -> list[np.ndarray]:
+        return [self._encode_one(sound) for sound in items]
+
+    def _encode_one(self, sound: Sound) -> np.ndarray:
+        if sound.samples.ndim != 1 or not len(sound.samples) or not np.isfinite(sound.samples).all():
+            raise DataError("a sound must be one channel of at least one sample, all finite.")
+        if len(sound.samples) > self.max_seconds * sound.rate:
+            raise DataError(
+                f"the sound is {sound.seconds:.2f} s long, the limit is {self.max_seconds} s; cut it first."
+            )
+        frames = self.num_frames(sound)
+        wave = _of_length(resample(sound, self.network.rate).samples, frames * self.network.hop)
+        codes_KF = self.network.encode(torch.from_numpy(wave).to(self.network.model.device))[: self.codebooks]
+        if codes_KF.shape[1] != frames:
+            raise CheckpointError(f"the codec made {codes_KF.shape[1]} frames of {len(wave)} samples, not {frames}.")
+        return (codes_KF.cpu().numpy() + self._offsets).T.reshape(-1).astype(np.int32)
+
+    @property
+    def _offsets(self) -> np.ndarray:
+        step = self.network.codebook_size if self.codebook_offsets else 0
+        return step * np.arange(self.codebooks)[:, None]
+
+    @torch.no_grad()
+    def decode(self, ids: Sequence[np.ndarray]) -> list[Sound]:
+        """Back to sound, at the codec's own rate. With offsets, ids in a wrong place are read modulo the size."""
+        return [self._decode_one(np.asarray(row)) for row in ids]
+
+    def _decode_one(self, row: np.ndarray) -> Sound:
+        if row.ndim != 1 or len(row) % self.codebooks:
+            raise UserError(f"audio ids come {self.codebooks} to a frame, got {row.shape}.")
+        if not len(row):
+            return Sound(np.zeros(0, np.float32), self.network.rate)
+        if row.min() < 0 or row.max() >= self.vocab_size:
+            raise UserError(f"audio token ids must lie in [0, {self.vocab_size}), got {row.min()} to {row.max()}.")
+        codes_KF = row.reshape(-1, self.codebooks).T.astype(np.int64) % self.network.codebook_size
+        wave = self.network.decode(torch.from_numpy(codes_KF).to(self.network.model.device)).float().cpu().numpy()
+        return Sound(np.clip(_of_length(wave, codes_KF.shape[1] * self.network.hop), -1, 1), self.network.rate)
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def fingerprint(self) -> str:
+        # Not the library's own configuration, which gains fields with every release.
+        config = {"kind": self.kind, **self._choices, "rate": self.network.rate, "hop": self.network.hop}
+        weights = self.network.model.state_dict()
+        return hash_arrays(config, {name: weight.cpu().numpy() for name, weight in weights.items()})
+
+    @property
+    def _choices(self) -> dict[str, Any]:
+        return {"codebooks": self.codebooks, "codebook_offsets": self.codebook_offsets}
+
+    def save(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _quiet():
+            self.network.model.save_pretrained(folder)
+        about = {"vocab_size": self.vocab_size, "max_seconds": self.max_seconds, "fingerprint": self.fingerprint}
+        write_spec(folder, self.kind, **self._choices, **about)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Codec":
+        networks: dict[str, type[HiggsAudio] | type[Dac]] = {HiggsAudio.kind: HiggsAudio, Dac.kind: Dac}
+        spec = read_spec(folder, list(networks))
+        try:
+            codebooks, offsets = int(spec["codebooks"]), bool(spec["codebook_offsets"])
+            max_seconds = float(spec["max_seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{folder}/tokenizer.json does not describe a codec ({error!r}).") from error
+        codec = networks[spec["kind"]].from_pretrained(folder, codebooks, offsets)
+        codec.max_seconds = max_seconds
+        return codec
+
+
+# -- the networks -----------------------------------------------------------------------------------------------------
+
+
+@final
+class HiggsAudio:
+    """Higgs Audio v2: a DAC and a HuBERT, quantized together. 24 kHz, 25 frames a second, 8 codebooks of 1,024."""
+
+    kind = "higgs"
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.rate, self.hop = model.config.sample_rate, model.config.hop_length
+        self.num_codebooks, self.codebook_size = model.config.num_quantizers, model.config.codebook_size
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, codebooks: int = 4, codebook_offsets: bool = False) -> Codec:
+        """The tokenizer from a local folder or a hub name ("bosonai/higgs-audio-v2-tokenizer")."""
+        return Codec(cls(_from_pretrained(higgs_model_class(), source)), codebooks, codebook_offsets)
+
+    def encode(self, wave_T: Tensor) -> Tensor:
+        return self.model.encode(wave_T[None, None]).audio_codes[0]
+
+    def decode(self, codes_KF: Tensor) -> Tensor:
+        return self.model.decode(codes_KF[None]).audio_values[0, 0]
+
+
+@final
+class Dac:
+    """Descript Audio Codec. The 24 kHz one has 75 frames a second and 32 codebooks of 1,024."""
+
+    kind = "dac"
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.rate, self.hop = model.config.sampling_rate, model.config.hop_length
+        self.num_codebooks, self.codebook_size = model.config.n_codebooks, model.config.codebook_size
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, codebooks: int = 4, codebook_offsets: bool = False) -> Codec:
+        """The tokenizer from a local folder or a hub name ("descript/dac_24khz")."""
+        from transformers import DacModel
+
+        return Codec(cls(_from_pretrained(DacModel, source)), codebooks, codebook_offsets)
+
+    def encode(self, wave_T: Tensor) -> Tensor:
+        return self.model.encode(wave_T[None, None]).audio_codes[0]
+
+    def decode(self, codes_KF: Tensor) -> Tensor:
+        return self.model.decode(audio_codes=codes_KF[None]).audio_values[0]
+
+
+def _from_pretrained(model_class: Any, source: str | Path) -> Any:
+    """Load safetensors, never pickle, and insist that every weight was there: `transformers` would invent the rest."""
+    local = Path(source).is_dir()  # then never ask the network
+    try:
+        with _quiet():
+            model, report = model_class.from_pretrained(
+                source, use_safetensors=True, local_files_only=local, dtype=torch.float32, output_loading_info=True
+            )
+    except Exception as error:  # a missing file, no network, a wrong configuration, weights of another shape, ...
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"no {model_class.__name__} can be loaded from {str(source)!r} ({type(error).__name__}: {reason}). "
+            "Pass a local folder with config.json and model.safetensors."
+        ) from error
+    if report["missing_keys"]:
+        names = sorted(report["missing_keys"])
+        raise CheckpointError(
+            f"{str(source)!r} is not a complete {model_class.__name__}: {len(names)} weights are missing, "
+            f"such as {', '.join(names[:3])}."
+        )
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep `transformers` from drawing progress bars and tables; what matters becomes an error of ours."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def higgs_model_class() -> Any:
+    """`HiggsAudioV2TokenizerModel`, without torchaudio.
+
+    Its module imports torchaudio for one function, the resampling from 24 to 16 kHz. It always gets ours: ids should
+    not depend on what else is installed. The stand-in is in `sys.modules` only during that import.
+    """
+    name = "transformers.models.higgs_audio_v2_tokenizer"
+    for needed in ("transformers.audio_utils", "transformers.models.auto", "transformers.processing_utils", name):
+        importlib.import_module(needed)  # before the stand-in is there, so that none of them takes it for the real one
+    stand_in = ModuleType("torchaudio")
+    stand_in.functional = ModuleType("torchaudio.functional")  # type: ignore[attr-defined]
+    stand_in.functional.resample = _hann_resample
+    real = sys.modules.get("torchaudio")
+    sys.modules["torchaudio"] = stand_in
+    try:
+        module = importlib.import_module(f"{name}.modeling_higgs_audio_v2_tokenizer")
+    finally:
+        if real is None:
+            del sys.modules["torchaudio"]
+        else:
+            sys.modules["torchaudio"] = real
+    return module.HiggsAudioV2TokenizerModel
+
+
+def _hann_resample(wave: Tensor, orig_freq: int, new_freq: int) -> Tensor:
+    """[..., T] at one rate -> [..., ceil(T * new / orig)] at another, as torchaudio does by default.
+
+    The codec's semantic model was trained on this filter: a sinc cut off at 99 % of the lower Nyquist frequency, with
+    six zero crossings on each side under a Hann window.
+    """
+    divisor = math.gcd(orig_freq, new_freq)
+    old, new = orig_freq // divisor, new_freq // divisor
+    cutoff, crossings = 0.99 * min(old, new), 6
+    reach = math.ceil(crossings * old / cutoff)
+    # One kernel per phase of the output; time in units of the period that both rates share.
+    inputs = torch.arange(-reach, reach + old, dtype=torch.float64, device=wave.device) / old
+    outputs = torch.arange(new, dtype=torch.float64, device=wave.device) / new
+    t = ((inputs - outputs[:, None]) * cutoff).clamp(-crossings, crossings)
+    kernels = torch.sinc(t) * torch.cos(t * math.pi / (2 * crossings)) ** 2 * (cutoff / old)
+    padded = F.pad(wave.reshape(-1, 1, wave.shape[-1]), (reach, reach + old))
+    phases = F.conv1d(padded, kernels[:, None].to(wave.dtype), stride=old)
+    length = -(-wave.shape[-1] * new // old)
+    return phases.transpose(1, 2).reshape(*wave.shape[:-1], -1)[..., :length]

@@ -1,0 +1,119 @@
+"""Fit a `MelRVQ` on a set of sounds: principal components, one k-means after the other, then the spectrum decoder."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from triptych.tokenizers.audio import resample
+from triptych.tokenizers.base import Sound
+from triptych.tokenizers.mel import MelConfig
+from triptych.tokenizers.mel_rvq import STACK, MelRVQ, SpectrumDecoder
+
+Report = Callable[[str], None]
+
+
+def fit_mel_rvq(
+    sounds: Sequence[Sound],
+    num_codebooks: int,
+    codes: int = 1024,
+    components: int = 96,
+    decoder_steps: int = 3000,
+    mel: MelConfig | None = None,
+    seed: int = 0,
+    report: Report = print,
+) -> MelRVQ:
+    """Fit quantiser and decoder; `decoder_steps=0` leaves the decoder out."""
+    mel = mel or MelConfig()
+    generator = torch.Generator().manual_seed(seed)
+    waves = [_whole_frames(sound, mel) for sound in sounds]
+    features = torch.cat([mel.log_mel(wave).reshape(-1, STACK * mel.bands) for wave in waves])
+    mean = features.mean(0)
+    _, _, basis = torch.pca_lowrank(features - mean, components, center=False, niter=4)
+    rest = (features - mean) @ basis
+    variance, codebooks = rest.square().sum(), []
+    report(f"{len(features):,} frames, {components} components")
+    for number in range(num_codebooks):
+        book, chosen = kmeans(rest, codes, generator)
+        rest = rest - book[chosen]
+        codebooks.append(book)
+        report(f"codebook {number}: {float(rest.square().sum() / variance):.2%} of the variance left")
+    tokenizer = MelRVQ(mean, basis, torch.stack(codebooks), None, mel)
+    if decoder_steps:
+        tokenizer.decoder = fit_decoder(tokenizer, waves, decoder_steps, generator, report=report).eval()
+    return tokenizer
+
+
+def _whole_frames(sound: Sound, mel: MelConfig) -> Tensor:
+    samples = resample(sound, mel.rate).samples
+    return torch.from_numpy(np.pad(samples, (0, -len(samples) % (mel.hop * STACK))).astype(np.float32))
+
+
+def kmeans(points: Tensor, num_centres: int, generator: torch.Generator, rounds: int = 15) -> tuple[Tensor, Tensor]:
+    """Lloyd's algorithm [N, C] -> centres [K, C] and the centre of every point [N]; an empty centre starts anew."""
+    centres = points[torch.randperm(len(points), generator=generator)[:num_centres]].clone()
+    for _ in range(rounds):
+        nearest = _nearest(points, centres)
+        count = torch.bincount(nearest, minlength=num_centres)[:, None]
+        total = torch.zeros_like(centres).index_add_(0, nearest, points)
+        fresh = points[torch.randint(len(points), (num_centres,), generator=generator)]
+        centres = torch.where(count > 0, total / count.clamp(min=1), fresh)
+    return centres, _nearest(points, centres)
+
+
+def _nearest(points: Tensor, centres: Tensor) -> Tensor:
+    norms = centres.square().sum(1)
+    return torch.cat([(norms - 2 * part @ centres.T).argmin(1) for part in points.split(8192)])
+
+
+def fit_decoder(
+    tokenizer: MelRVQ,
+    waves: Sequence[Tensor],
+    steps: int,
+    generator: torch.Generator,
+    learning_rate: float = 2e-3,
+    crop_frames: int = 24,
+    batch: int = 16,
+    report: Report = print,
+) -> SpectrumDecoder:
+    """Learn to draw the fine spectrum of the original from the quantised components of random crops."""
+    mel = tokenizer.mel
+    decoder = SpectrumDecoder(tokenizer.basis.shape[1], mel.fft // 2 + 1)
+    with torch.no_grad():
+        targets = [mel.magnitude(wave).clamp(min=1e-4).log().half() for wave in waves]
+        inputs = []
+        for wave in waves:
+            stacked = mel.log_mel(wave).reshape(-1, STACK * mel.bands)
+            components = (stacked - tokenizer.mean) @ tokenizer.basis
+            inputs.append(tokenizer.dequantize(tokenizer.quantize(components)))
+        decoder.leave.bias.copy_(torch.cat(targets[:200]).float().mean(0))
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min(1.0, (s + 1) / 100) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * s / steps)))
+    )
+    long_enough = [number for number, item in enumerate(inputs) if len(item) > crop_frames]
+    started, recent = time.monotonic(), 0.0
+    for step in range(steps):
+        chosen = torch.randint(len(long_enough), (batch,), generator=generator)
+        x, y = [], []
+        for number in (long_enough[int(i)] for i in chosen):
+            start = int(torch.randint(len(inputs[number]) - crop_frames + 1, (1,), generator=generator))
+            x.append(inputs[number][start : start + crop_frames])
+            y.append(targets[number][start * STACK : (start + crop_frames) * STACK])
+        target = torch.stack(y).float()
+        # Loud parts are heard: the weight grows with the level, but quiet parts keep some.
+        weight = (target.exp() / 2).clamp(0.1, 1.0)
+        loss = (weight * F.l1_loss(decoder(torch.stack(x)), target, reduction="none")).mean() / weight.mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        recent += (loss.item() - recent) / min(step + 1, 100)
+        if (step + 1) % 250 == 0 or step + 1 == steps:
+            report(f"decoder step {step + 1}/{steps}: loss {recent:.4f}, {time.monotonic() - started:.0f} s")
+    return decoder

@@ -1,0 +1,279 @@
+"""Image tokenizer: MoVQ, a convolutional autoencoder whose latents are codes and whose decoder's norms see those codes.
+
+The network is `diffusers.VQModel(norm_type="spatial")`, the architecture of SBER-MoVQGAN. The same class holds the
+paper's tokenizer (270M parameters, 256 x 256 pixels -> 32 x 32 codes of 16,384) and the small one that is shipped.
+"""
+
+import json
+import math
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from triptych.errors import CheckpointError, UserError, did_you_mean
+from triptych.tokenizers.base import Tokenizer, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.movq_keys import to_diffusers
+from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
+from triptych.vocab import Modality
+
+_WEIGHTS = "diffusion_pytorch_model.safetensors"  # with config.json, what diffusers writes and reads
+_SBER = {"67M": (128, 2), "102M": (128, 4), "270M": (256, 2)}  # width of the first level, residual blocks per level
+
+
+def load_image_tokenizer(folder: Path) -> Tokenizer[Image.Image]:
+    """Load what `MoVQ.save` wrote."""
+    return MoVQ.load(Path(folder))
+
+
+# -- configurations: keyword arguments of `diffusers.VQModel` ---------------------------------------------------------
+
+
+def small_config(
+    channels: Sequence[int] = (32, 64, 64, 128),
+    codes: int = 1024,
+    latent_channels: int = 4,
+    layers_per_block: int = 1,
+    groups: int = 32,
+    patch: int = 1,
+) -> dict[str, Any]:
+    """A MoVQ that halves the picture once per level but the last, with attention at the last level, as SBER's.
+
+    With a `patch` above 1 the network sees a picture folded into patches of that many pixels a side, which is cheaper
+    than halving it at full width. `groups` is for the encoder's norms; the decoder's always have 32, so widths must be multiples of 32.
+    """
+    if len(channels) < 2 or any(width % 32 or width % groups for width in channels):
+        raise UserError(f"channels must be two or more multiples of 32 and of groups={groups}, got {tuple(channels)}.")
+    plain_levels = len(channels) - 1
+    return {
+        "in_channels": 3 * patch**2,
+        "out_channels": 3 * patch**2,
+        "block_out_channels": tuple(channels),
+        "down_block_types": ("DownEncoderBlock2D",) * plain_levels + ("AttnDownEncoderBlock2D",),
+        "up_block_types": ("AttnUpDecoderBlock2D",) + ("UpDecoderBlock2D",) * plain_levels,
+        "layers_per_block": layers_per_block,
+        "latent_channels": latent_channels,
+        "vq_embed_dim": latent_channels,
+        "num_vq_embeddings": codes,
+        "norm_num_groups": groups,
+        "norm_type": "spatial",
+    }
+
+
+def sber_config(size: str = "270M") -> dict[str, Any]:
+    """SBER-MoVQGAN in one of its published sizes."""
+    if size not in _SBER:
+        raise UserError(f"no SBER-MoVQGAN of size {size!r}.{did_you_mean(size, list(_SBER))}")
+    width, layers = _SBER[size]
+    return small_config((width, 2 * width, 2 * width, 4 * width), codes=16_384, layers_per_block=layers)
+
+
+# -- the tokenizer ----------------------------------------------------------------------------------------------------
+
+
+@final
+class MoVQ:
+    """A picture of `resolution` x `resolution` pixels <-> `grid` x `grid` codes, row by row.
+
+    Pictures of another size are fitted on a white square first.
+
+    Every forward pass has exactly `batch_size` pictures, the last one filled up with copies: convolutions round
+    differently for another batch shape (2e-6 on CPU), which now and then moves a latent to another code. So an item's
+    ids never depend on its batch mates. More than 1 pays on a GPU.
+    """
+
+    kind = "movq"
+    modality = Modality.IMAGE
+
+    def __init__(self, model: Any, resolution: int, batch_size: int = 1):
+        """`model` is a `diffusers.VQModel`, whose annotations a type checker cannot use."""
+        self.model = model.eval()
+        self.resolution, self.batch_size = resolution, batch_size
+        self.patch = math.isqrt(model.config.in_channels // 3)
+        factor = self.patch * 2 ** (len(model.config.block_out_channels) - 1)
+        if resolution < factor or resolution % factor:
+            raise UserError(f"the resolution must be a multiple of {factor} for this MoVQ, got {resolution}.")
+        self.grid = resolution // factor
+
+    @classmethod
+    def small(cls, resolution: int = 64, seed: int = 0, **config: Any) -> "MoVQ":
+        """An untrained one; `config` goes to `small_config`."""
+        from diffusers import VQModel
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return cls(VQModel(**small_config(**config)), resolution)
+
+    @classmethod
+    def from_sber(cls, path: str | Path, size: str = "270M", resolution: int = 256) -> "MoVQ":
+        """Load an original `movqgan_*.ckpt`. Save the result to have it as safetensors."""
+        return cls.from_original(path, sber_config(size), resolution)
+
+    @classmethod
+    def from_original(cls, path: str | Path, config: Mapping[str, Any], resolution: int) -> "MoVQ":
+        """Load a checkpoint with the weight names of the original code into a network of the given configuration."""
+        return cls(_build(config, to_diffusers(_read_checkpoint(Path(path))), Path(path)), resolution)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, resolution: int = 256) -> "MoVQ":
+        """Load a folder written by diffusers (Kandinsky's `movq` is one): config.json and safetensors, never pickle."""
+        folder = Path(folder)
+        try:
+            config = json.loads((folder / "config.json").read_text())
+            config = {name: value for name, value in config.items() if not name.startswith("_")}
+            config["lookup_from_codebook"] = False  # a habit of `VQModel.decode`; we look codes up ourselves
+            weights = load_file(folder / _WEIGHTS)
+        except (OSError, ValueError, AttributeError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{folder} is not a diffusers VQModel with config.json and {_WEIGHTS} ({error})."
+            ) from error
+        return cls(_build(config, weights, folder), resolution)
+
+    @classmethod
+    def load(cls, folder: Path) -> "MoVQ":
+        resolution = read_spec(folder, [cls.kind]).get("resolution")
+        if not isinstance(resolution, int):
+            raise CheckpointError(f"{folder}/tokenizer.json must give the resolution, got {resolution!r}.")
+        return cls.from_folder(folder, resolution)
+
+    def save(self, folder: str | Path, half: bool = False) -> None:
+        """Write a folder that `load` and diffusers can read.
+
+        `half` stores float16: half the size, but a tokenizer of its own with its own fingerprint, as rounding moves
+        some codes. Tokenize data with what is loaded back.
+        """
+        weights = {name: weight.half() if half else weight for name, weight in self._weights().items()}
+        fingerprint = self._hash({name: weight.float() for name, weight in weights.items()})
+        folder = Path(folder)
+        write_spec(folder, self.kind, resolution=self.resolution, vocab_size=self.vocab_size, fingerprint=fingerprint)
+        self.model.save_config(folder)
+        save_file(weights, folder / _WEIGHTS)
+
+    def to(self, device: str | torch.device) -> "MoVQ":
+        self.model.to(device)
+        return self
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.num_vq_embeddings
+
+    @property
+    def tokens_per_image(self) -> int:
+        return self.grid**2
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self._hash(self._weights())
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: weight.cpu().contiguous() for name, weight in self.model.state_dict().items()}
+
+    def _hash(self, weights: Mapping[str, Tensor]) -> str:
+        # Not the whole configuration, which gains fields with new releases of diffusers.
+        decisive = {name: self.model.config[name] for name in small_config()}
+        config = {"kind": self.kind, "resolution": self.resolution, "model": decisive}
+        return hash_arrays(config, {name: weight.numpy() for name, weight in weights.items()})
+
+    @torch.no_grad()
+    def encode(self, items: Sequence[Image.Image]) -> list[np.ndarray]:
+        images = [resize_with_white_padding(image, self.resolution) for image in items]
+        ids: list[np.ndarray] = []
+        for batch in _batches(images, self.batch_size):
+            pixels = F.pixel_unshuffle(torch.from_numpy(to_pixels(batch)), self.patch)
+            latents_BCHW = self.model.encode(pixels.to(self.model.device)).latents
+            for latents_CHW in latents_BCHW:  # one by one: the distances to 16,384 codes take 64 MB per picture
+                codes = self.model.quantize(latents_CHW[None])[2][2]
+                ids.append(codes.cpu().numpy().astype(np.int32))
+        return ids[: len(images)]
+
+    @torch.no_grad()
+    def decode(self, ids: Sequence[np.ndarray]) -> list[Image.Image]:
+        for row in ids:
+            if np.shape(row) != (self.tokens_per_image,):
+                raise UserError(f"a picture has {self.tokens_per_image} tokens, got {np.shape(row)}.")
+            if np.min(row) < 0 or np.max(row) >= self.vocab_size:
+                raise UserError(
+                    f"image token ids must lie in [0, {self.vocab_size}), got {np.min(row)} to {np.max(row)}."
+                )
+        images: list[Image.Image] = []
+        for batch in _batches(list(ids), self.batch_size):
+            codes = torch.from_numpy(np.concatenate(batch).astype(np.int64)).to(self.model.device)
+            shape_BHWC = (len(batch), self.grid, self.grid, self.model.quantize.vq_embed_dim)
+            latents = self.model.quantize.get_codebook_entry(codes, shape_BHWC)
+            pixels = self.model.decode(latents, force_not_quantize=True).sample.cpu()
+            images += from_pixels(F.pixel_shuffle(pixels, self.patch).numpy())
+        return images[: len(ids)]
+
+
+T = TypeVar("T")
+
+
+def _batches(items: list[T], size: int) -> Iterator[list[T]]:
+    """Batches of exactly `size`; the last repeats its first item where there are none left."""
+    for start in range(0, len(items), size):
+        batch = items[start : start + size]
+        yield batch + batch[:1] * (size - len(batch))
+
+
+# -- reading weights --------------------------------------------------------------------------------------------------
+
+
+def _read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The weights in a .ckpt. Only tensors are unpickled; a file that needs code to run is refused."""
+    try:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # files from before torch 1.6 cannot be memory-mapped
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds pickled objects other than tensors, or is no checkpoint at all; it was not loaded. "
+            "Save its state_dict alone, where you trust it, and load that."
+        ) from error
+    except Exception as error:  # a damaged pickle or zip raises nearly anything
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint ({' '.join(str(error).split())[:200]})."
+        ) from error
+    weights = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
+        raise CheckpointError(f"{path} must hold named tensors, alone or under 'state_dict'.")
+    return weights
+
+
+def _build(config: Mapping[str, Any], weights: Mapping[str, Tensor], origin: Path) -> Any:
+    """A network of that configuration with exactly those weights, as float32."""
+    from diffusers import VQModel
+
+    try:
+        with torch.device("meta"):
+            model: Any = VQModel(**config)
+    except Exception as error:  # what a wrong value breaks first is up to diffusers
+        raise CheckpointError(f"{origin} does not describe a VQModel ({type(error).__name__}: {error}).") from error
+    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if expected != found:
+        missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+        differing = [f"{n} {found[n]} for {expected[n]}" for n in expected if n in found and found[n] != expected[n]]
+        parts = {"missing": missing, "unexpected": unexpected, "of another shape": differing}
+        raise CheckpointError(
+            f"the weights in {origin} do not fit this MoVQ: "
+            + "; ".join(
+                f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+                for what, names in parts.items()
+                if names
+            )
+            + "."
+        )
+    # Copied, so that the model does not hang on to the file.
+    owned = {name: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
+    model.load_state_dict(owned, assign=True)
+    return model
