@@ -41,6 +41,11 @@ def _one_of(known: list[str]) -> dict[str, Any]:
     return {"type": parse, "metavar": "{" + ",".join(known) + "}"}
 
 
+def _cpus() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 # -- tokenize ---------------------------------------------------------------------------------------------------------
 
 _TOKENIZE = """\
@@ -111,7 +116,7 @@ def _describe_tokenize(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--workers",
         type=int,
-        default=min(8, len(os.sched_getaffinity(0))),
+        default=min(8, _cpus()),
         metavar="N",
         help="processes; 0 works in this one (default: %(default)s)",
     )
@@ -256,7 +261,7 @@ def _raise_terminated(*_: Any) -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    before = signal.signal(signal.SIGTERM, _raise_terminated)
     verb = None
     try:
         if not words or words[0] in _HELP or (words[1:2] and words[1] in _HELP and words[0] not in VERBS):
@@ -286,3 +291,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, _Terminated) as stop:
         print(f"triptych: {verb.when_stopped if verb else 'stopped.'}", file=sys.stderr)
         return _PREEMPTED if isinstance(stop, _Terminated) else _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)

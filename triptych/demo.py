@@ -1,4 +1,4 @@
-"""`triptych demo`: what the embedded world is and what its tokenizers keep of it, as one page to look at and listen to."""
+"""`triptych demo`: the embedded world and what its tokenizers keep of it, as one page to look at and listen to."""
 
 import base64
 import html
@@ -12,8 +12,9 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from triptych.scenes.judge import read, same_scene
+from triptych.eval.image import psnr
 from triptych.scenes.grammar import Group, Scene, parse, plain_caption
+from triptych.scenes.judge import read, relation_holds, same_scene
 from triptych.scenes.picture import draw, place
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.speech import speak
@@ -55,10 +56,11 @@ def run_demo(out: Path, sentences: int, console: Console) -> Path:
     page = out / "index.html"
     page.write_text(_page(bundle, trips))
     console.print(_table(trips))
-    vocabulary = bundle.vocabulary
+    ids = bundle.vocabulary
+    special = ids.size - ids.text - ids.image - ids.audio
     console.print(
-        f"One vocabulary of {vocabulary.size:,} ids: {vocabulary.text:,} for text, {vocabulary.image:,} for pictures, "
-        f"{vocabulary.audio:,} for sound, and {vocabulary.size - vocabulary.text - vocabulary.image - vocabulary.audio} special ones."
+        f"One vocabulary of {ids.size:,} ids: {ids.text:,} for text, {ids.image:,} for pictures, "
+        f"{ids.audio:,} for sound and {special} special ones."
     )
     console.print(f"Done in {time.monotonic() - started:.0f} s. Look and listen: [bold]{page}[/bold]")
     return page
@@ -91,31 +93,27 @@ def _round_trip(bundle: TokenizerBundle, index: int) -> RoundTrip:
     )
 
 
-def psnr(one: Image.Image, other: Image.Image) -> float:
-    """Peak signal-to-noise ratio in dB of two pictures of one size."""
-    difference = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
-    return float(10 * np.log10(255**2 / max(np.square(difference).mean(), 1e-9)))
-
-
 def _say_reading(picture: Image.Image, scene: Scene) -> str:
     """What the judge sees, said in the words of the grammar; the relation that was asked for is kept if it holds."""
-    from triptych.scenes.judge import relation_holds
-
     (reading,) = read([picture])
     try:
         groups = tuple(Group(kind, colour, count) for (kind, colour), count in reading.looks.items())
         seen = Scene(groups)
     except ValueError:
         return "something that is no scene"
-    if scene.relation and {g for g in seen.groups} == set(scene.groups) and relation_holds(reading.things, scene):
+    if scene.relation and set(seen.groups) == set(scene.groups) and relation_holds(reading.things, scene):
         seen = scene
     return plain_caption(seen)
 
 
 def _table(trips: list[RoundTrip]) -> Table:
     table = Table(title="Held-out sentences through the embedded tokenizers and back")
-    for name, justify in (("sentence", "left"), ("text", "right"), ("picture", "right"), ("PSNR", "right"), ("judge", "left"), ("speech", "right")):
-        table.add_column(name, justify=justify)
+    table.add_column("sentence")
+    table.add_column("text", justify="right")
+    table.add_column("picture", justify="right")
+    table.add_column("PSNR", justify="right")
+    table.add_column("judge")
+    table.add_column("speech", justify="right")
     for trip in trips:
         right = same_scene(parse(trip.picture_read), trip.scene)
         table.add_row(

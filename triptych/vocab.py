@@ -1,9 +1,9 @@
-"""The unified vocabulary: one range of ids per modality, with its special tokens, plus one task token per kind of sample.
+"""The unified vocabulary: a range of ids per modality, with its special tokens, and one task token per kind of sample.
 
     [ text: data | BOS EOS MASK PAD ][ TASK x 3 ][ image: data | BOS EOS MASK ][ audio: data | BOS EOS MASK ]
 
-The three TASK ids stand right behind the text range, so that the embedding blocks (text with PAD and TASK, image, audio)
-are three contiguous slices and need no permutation (DESIGN 4.2). They belong to no modality's range.
+The three TASK ids stand right behind the text range, so that the embedding blocks (text with PAD and TASK, image,
+audio) are three contiguous slices and need no permutation. They belong to no modality's range.
 """
 
 import hashlib

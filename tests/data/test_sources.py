@@ -234,7 +234,7 @@ def test_webdataset_of_pictures(tmp_path: Path, suffix: str) -> None:
         BadSample(
             f"{path}:e/0003", "no text: looked for a string under text, caption, transcript, transcription, sentence"
         ),
-        BadSample(f"{path}:e/0004", "no image: the row has text"),
+        BadSample(f"{path}:e/0004", "no image: the row has 'text'"),
         RawSample(f"{path}:e/0006", "last", b"LAST"),
     ]
     assert read(path, options=ReadOptions(media_key="seg.png"))[-1] == RawSample(f"{path}:e/0006", "last", b"mask")
@@ -406,7 +406,9 @@ def test_pictures_without_any_caption_are_no_pairs(tmp_path: Path) -> None:
 
 def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"body": "x", "id": 1}])
-    with pytest.raises(DataError, match=r"looked for one of text, caption, .* found body, id\. Choose with --text-key"):
+    with pytest.raises(
+        DataError, match=r"looked for one of text, caption, .* found 'body', 'id'\. Choose with --text-key"
+    ):
         read(path)
 
 

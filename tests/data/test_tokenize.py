@@ -345,6 +345,7 @@ def test_killed_again_and_again(texts: Path, tmp_path: Path) -> None:
     times: dict[str, int] = {}
     while in_a_child(killed) != 0:
         kills += 1
+        assert kills < 50
         now = {path.name: path.stat().st_mtime_ns for path in out.glob("shard-*")}
         journal = [json.loads(line)["number"] for line in (out / "journal.jsonl").read_text().splitlines()]
         finished = {name: now[name] for name in (f"shard-{n:05d}.safetensors" for n in journal)}
@@ -431,8 +432,9 @@ def test_a_killed_worker_is_an_error_not_a_hang(start: Callable[..., subprocess.
 
 
 def test_errors_of_workers_arrive(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be loaded in a worker"):
+    with pytest.raises(UserError, match="cannot be loaded in a worker") as caught:
         run(texts, tmp_path / "out", workers=1, load=OnlyHere(os.getpid()))
+    assert "in __call__" in caught.value.__notes__[0]
 
 
 class OnlyHere:

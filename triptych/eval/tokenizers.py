@@ -20,10 +20,13 @@ def check_tokenizers(
     results: dict[str, Any] = {"split": split, "pictures": pictures, "sounds": sounds}
     samples = [scene_sample(Task.IMAGE_TEXT, split, index) for index in range(pictures)]
     texts = [sample.text for sample in samples]
-    results["text_exact"] = float(np.mean([a == b for a, b in zip(texts, bundle.text.decode(bundle.text.encode(texts)))]))
+    results["text_exact"] = float(
+        np.mean([a == b for a, b in zip(texts, bundle.text.decode(bundle.text.encode(texts)))])
+    )
     report(f"text: {results['text_exact']:.2%} exact")
 
-    originals, scenes = [sample.image for sample in samples], [sample.scene for sample in samples]
+    originals = [sample.image for sample in samples if sample.image is not None]
+    scenes = [sample.scene for sample in samples]
     rebuilt = bundle.image.decode(bundle.image.encode(originals))
     results["psnr_db"] = float(np.mean([psnr(a, b) for a, b in zip(originals, rebuilt)]))
     results["judge_true"], results["judge_rebuilt"] = score(originals, scenes), score(rebuilt, scenes)
@@ -33,7 +36,8 @@ def check_tokenizers(
     )
     if sounds:
         spoken = [scene_sample(Task.AUDIO_TEXT, split, index) for index in range(sounds)]
-        said, voices = [sample.text for sample in spoken], [sample.sound for sample in spoken]
+        said = [sample.text for sample in spoken]
+        voices = [sample.sound for sample in spoken if sample.sound is not None]
         ids = bundle.audio.encode(voices)
         again = bundle.audio.decode(ids)
         results["tokens_per_second"] = sum(map(len, ids)) / sum(sound.seconds for sound in voices)

@@ -3,6 +3,7 @@
 All three learn from the training split only, so that round trips of the test split are of unseen compositions.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,13 @@ from triptych.scenes import grammar
 from triptych.scenes.grammar import Scene, sample_scene
 from triptych.scenes.picture import PICTURE, picture
 from triptych.scenes.speech import speak
-from triptych.tokenizers.base import Tokenizer
-from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq
 from triptych.tokenizers.fit_movq import fit_movq
 from triptych.tokenizers.image import MoVQ
+from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.tokenizers.pixels import to_pixels
 from triptych.tokenizers.text import ByteBPE
-from triptych.vocab import Modality, Vocabulary
+from triptych.vocab import Vocabulary
 
 Report = Callable[[str], None]
 
@@ -70,7 +70,7 @@ def _crowded_scene(rng: np.random.Generator) -> Scene:
             return scene
 
 
-def fit_audio(report: Report):
+def fit_audio(report: Report) -> MelRVQ:
     rng = np.random.default_rng(2)
     sounds = []
     for number in range(SPEECH_CLIPS):
@@ -80,7 +80,7 @@ def fit_audio(report: Report):
     return fit_mel_rvq(sounds, SPEECH_CODEBOOKS, decoder_steps=SPEECH_DECODER_STEPS, report=report)
 
 
-FITS: dict[str, Callable[[Report], Tokenizer[Any]]] = {"text": fit_text, "image": fit_image, "audio": fit_audio}
+FITS: dict[str, Callable[[Report], Any]] = {"text": fit_text, "image": fit_image, "audio": fit_audio}
 
 
 def fit(folder: Path, parts: list[str], report: Report = print) -> None:
@@ -95,11 +95,7 @@ def fit(folder: Path, parts: list[str], report: Report = print) -> None:
 
 def write_vocabulary(folder: Path) -> None:
     """Write `vocab.json` for the tokenizers in a folder, if all three are there."""
-    from triptych.tokenizers.audio import load_audio_tokenizer
-    from triptych.tokenizers.image import load_image_tokenizer
-    from triptych.tokenizers.text import load_text_tokenizer
-
-    loaders = {"text": load_text_tokenizer, "image": load_image_tokenizer, "audio": load_audio_tokenizer}
-    if all((folder / part).is_dir() for part in loaders):
-        sizes = {part: load(folder / part).vocab_size for part, load in loaders.items()}
+    parts = {part: folder / part / "tokenizer.json" for part in FITS}
+    if all(path.exists() for path in parts.values()):
+        sizes = {part: json.loads(path.read_text())["vocab_size"] for part, path in parts.items()}
         Vocabulary(**sizes).save(folder / "vocab.json")

@@ -7,7 +7,6 @@ Everything the grammar can say, `parse` can read, so a generated caption is judg
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -119,7 +118,7 @@ def _hash(composition: str) -> int:
 
 @cache
 def _splits_of_one_group() -> dict[str, str]:
-    """One-group compositions are few (32 plain things alone), so each category is cut exactly, in the order of hashes."""
+    """One-group compositions are few (32 plain things alone): each category is cut exactly, in the order of hashes."""
     by_category: dict[str, list[str]] = {}
     for kind, count in itertools.product(KINDS, NUMBERS):
         for colour in COLOURS if kind in COLOURED_KINDS else (None,):
@@ -155,19 +154,20 @@ def _sample_of_category(rng: np.random.Generator, category: str) -> Scene:
         case "counting":
             return Scene((_sample_group(rng, KINDS, count=int(rng.integers(2, 5))),))
         case "position":
-            counts = (1, 1) if rng.random() < 0.6 else rng.integers(1, 3, size=2)
-            return Scene(_two_groups(rng, KINDS, counts), RELATIONS[rng.integers(4)])
+            return Scene(_two_groups(rng, KINDS), RELATIONS[rng.integers(4)])
         case "colour attribution":
-            return Scene(_two_groups(rng, COLOURED_KINDS, (1, 1) if rng.random() < 0.6 else rng.integers(1, 3, size=2)))
+            return Scene(_two_groups(rng, COLOURED_KINDS))
     while True:  # two objects, not both coloured: that is colour attribution
-        scene = Scene(_two_groups(rng, KINDS, (1, 1) if rng.random() < 0.6 else rng.integers(1, 3, size=2)))
+        scene = Scene(_two_groups(rng, KINDS))
         if scene.category == "two objects":
             return scene
 
 
-def _two_groups(rng: np.random.Generator, kinds: dict[str, str], counts: Sequence[int]) -> tuple[Group, Group]:
+def _two_groups(rng: np.random.Generator, kinds: dict[str, str]) -> tuple[Group, Group]:
+    """Two groups that look different: mostly one thing each, else one or two."""
+    counts = [1, 1] if rng.random() < 0.6 else rng.integers(1, 3, size=2).tolist()
     while True:
-        first, second = (_sample_group(rng, kinds, int(count)) for count in counts)
+        first, second = (_sample_group(rng, kinds, count) for count in counts)
         if (first.kind, first.colour) != (second.kind, second.colour):
             return first, second
 
@@ -182,7 +182,7 @@ def _sample_group(rng: np.random.Generator, kinds: dict[str, str], count: int = 
 
 
 def say_group(group: Group) -> str:
-    """"a red heart", "an owl", "three foxes"."""
+    """ "a red heart", "an owl", "three foxes"."""
     words = ([group.colour] if group.colour else []) + [group.kind if group.count == 1 else KINDS[group.kind]]
     if group.count > 1:
         return " ".join([NUMBERS[group.count], *words])
@@ -266,7 +266,9 @@ _GROUP = re.compile(
     rf" (?P<kind>{'|'.join(sorted(_KIND_OF, key=len, reverse=True))})"
 )
 _RELATION_OF = {phrase: relation for relation, phrases in _RELATION_PHRASES.items() for phrase in phrases}
-_OPENING = re.compile("|".join(re.escape(text.replace("{is}", verb)) for text in _OPENINGS[1:] for verb in ("is", "are")))
+_OPENING = re.compile(
+    "|".join(re.escape(text.replace("{is}", verb)) for text in _OPENINGS[1:] for verb in ("is", "are"))
+)
 
 
 def parse(text: str) -> Scene | None:

@@ -1,4 +1,4 @@
-"""The samples of the embedded world: sample number i of a split and task is a pure function of (seed, split, task, i)."""
+"""The samples of the embedded world: sample i of a split and task is a pure function of (seed, split, task, i)."""
 
 from dataclasses import dataclass
 
@@ -41,8 +41,6 @@ def scene_sample(task: Task, split: str, index: int, seed: int = 0) -> SceneSamp
             text = grammar.caption(scene, rng)
             return SceneSample(scene, text, sound=speak(text, rng))
     things = place(scene, rng)
-    if rng.random() < QUESTION_SHARE:
-        text = " ".join(grammar.question(scene, rng))
-    else:
-        text = grammar.caption(scene, rng)
+    asks = rng.random() < QUESTION_SHARE
+    text = " ".join(grammar.question(scene, rng)) if asks else grammar.caption(scene, rng)
     return SceneSample(scene, text, tuple(things), image=draw(things))

@@ -19,16 +19,20 @@ _COLUMNS = 10
 
 # The emoji each kind is drawn with; the coloured ones are recoloured from this one.
 EMOJI = {
-    "bee": "🐝", "boat": "⛵", "butterfly": "🦋", "cat": "🐱", "chicken": "🐔", "clock": "⏰", "cow": "🐮", "dog": "🐶",
-    "elephant": "🐘", "fish": "🐟", "flower": "🌻", "fox": "🦊", "frog": "🐸", "guitar": "🎸", "house": "🏠", "lion": "🦁",
-    "monkey": "🐵", "mushroom": "🍄", "octopus": "🐙", "owl": "🦉", "panda": "🐼", "penguin": "🐧", "pig": "🐷",
-    "pizza": "🍕", "rabbit": "🐰", "rocket": "🚀", "snail": "🐌", "star": "⭐", "sun": "☀️", "tree": "🌳", "turtle": "🐢",
-    "whale": "🐳",
-    "balloon": "🎈", "car": "🚗", "circle": "🔴", "hat": "🧢", "heart": "❤️", "shirt": "👕", "square": "🟥", "umbrella": "☂️",
+    "bee": "🐝", "boat": "⛵", "butterfly": "🦋", "cat": "🐱", "chicken": "🐔", "clock": "⏰", "cow": "🐮",
+    "dog": "🐶", "elephant": "🐘", "fish": "🐟", "flower": "🌻", "fox": "🦊", "frog": "🐸", "guitar": "🎸",
+    "house": "🏠", "lion": "🦁", "monkey": "🐵", "mushroom": "🍄", "octopus": "🐙", "owl": "🦉", "panda": "🐼",
+    "penguin": "🐧", "pig": "🐷", "pizza": "🍕", "rabbit": "🐰", "rocket": "🚀", "snail": "🐌", "star": "⭐",
+    "sun": "☀️", "tree": "🌳", "turtle": "🐢", "whale": "🐳",
+    "balloon": "🎈", "car": "🚗", "circle": "🔴", "hat": "🧢", "heart": "❤️", "shirt": "👕", "square": "🟥",
+    "umbrella": "☂️",
 }  # fmt: skip
 _RED, _BLUE = (0xDD, 0x2E, 0x44), (0x3B, 0x88, 0xC3)
-_BASE_COLOUR = dict.fromkeys(COLOURED_KINDS, _RED) | {"balloon": (0xBE, 0x19, 0x31), "hat": _BLUE, "shirt": _BLUE} | {
-    "umbrella": (0x92, 0x66, 0xCC)
+_BASE_COLOUR = dict.fromkeys(COLOURED_KINDS, _RED) | {
+    "balloon": (0xBE, 0x19, 0x31),
+    "hat": _BLUE,
+    "shirt": _BLUE,
+    "umbrella": (0x92, 0x66, 0xCC),
 }
 RGB = {
     "red": _RED,

@@ -32,7 +32,9 @@ class _File:
     stop: int
 
 
-def write_scenes(folder: Path, split: str, tasks: list[Task], num_samples: int, seed: int, workers: int) -> Iterator[int]:
+def write_scenes(
+    folder: Path, split: str, tasks: list[Task], num_samples: int, seed: int, workers: int
+) -> Iterator[int]:
     """Write `num_samples` of each task; yields the number of samples in each file as it is done."""
     files = [
         _File(_path(folder, split, task, start), task, split, seed, start, min(start + SAMPLES_PER_FILE, num_samples))

@@ -7,6 +7,7 @@ that nothing uses is set on a latent of the current batch. That keeps all codes 
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +55,7 @@ def nearest_code(latents: Tensor, codes: Tensor) -> Tensor:
 
 
 def fit_movq(
-    model: torch.nn.Module,
+    model: Any,
     batches: Iterator[Tensor],
     steps: int,
     learning_rate: float = 2e-3,

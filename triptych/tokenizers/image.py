@@ -49,7 +49,8 @@ def small_config(
     """A MoVQ that halves the picture once per level but the last, with attention at the last level, as SBER's.
 
     With a `patch` above 1 the network sees a picture folded into patches of that many pixels a side, which is cheaper
-    than halving it at full width. `groups` is for the encoder's norms; the decoder's always have 32, so widths must be multiples of 32.
+    than halving it at full width. `groups` is for the encoder's norms; the decoder's always have 32, so widths must be
+    multiples of 32.
     """
     if len(channels) < 2 or any(width % 32 or width % groups for width in channels):
         raise UserError(f"channels must be two or more multiples of 32 and of groups={groups}, got {tuple(channels)}.")

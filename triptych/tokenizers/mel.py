@@ -62,7 +62,7 @@ class MelConfig:
 
 
 def griffin_lim(magnitude: Tensor, config: MelConfig, iterations: int = 32, momentum: float = 0.99) -> Tensor:
-    """[T, F] -> [S] sound with that magnitude (Perraudin et al. 2013). Starts from a fixed random phase: deterministic."""
+    """[T, F] -> [S] sound with that magnitude (Perraudin et al. 2013), from a fixed random phase: deterministic."""
     num_samples = len(magnitude) * config.hop
     target = torch.cat([magnitude, magnitude[-1:]]).T  # centred frames: one more than hops
     generator = torch.Generator().manual_seed(0)

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -211,8 +212,6 @@ class MelRVQ:
                 decoder.load_state_dict(
                     {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
                 )
-            return cls(
-                tensors["mean"], tensors["basis"], tensors["codebooks"], decoder, mel, spec["codebook_offsets"]
-            )
-        except (OSError, KeyError, TypeError, RuntimeError, ValueError) as error:
+            return cls(tensors["mean"], tensors["basis"], tensors["codebooks"], decoder, mel, spec["codebook_offsets"])
+        except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
             raise CheckpointError(f"{folder} holds no usable mel-rvq tokenizer ({error}).") from error

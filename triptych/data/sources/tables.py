@@ -87,7 +87,7 @@ def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions
         return RawSample(key, text)
     media = find_media(row, task, options)
     if media is None:
-        return BadSample(key, f"no {media_name(task)}: the row has {', '.join(map(str, row))}")
+        return BadSample(key, f"no {media_name(task)}: the row has {_columns(row)}")
     if len(media) > MAX_MEDIA_BYTES:
         return BadSample(key, f"file too large: more than {MAX_MEDIA_BYTES >> 20} MiB")
     try:
@@ -97,6 +97,11 @@ def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions
     return RawSample(
         key, text.strip(), str(folder / media) if isinstance(media, str) else media, offset or 0.0, duration
     )
+
+
+def _columns(row: Row) -> str:
+    names = [repr(name)[:40] for name in row]
+    return ", ".join(names[:12] + ["..."] * (len(names) > 12)) or "no columns"
 
 
 def _seconds(value: Any) -> float | None:
@@ -112,14 +117,12 @@ def task_of_row(row: Row, path: Path, options: ReadOptions) -> Task:
     """What the samples of a table are, judged by its first row."""
     if find_text(row, options) is None:
         wanted = f"a string under {options.text_key!r}" if options.text_key else f"one of {', '.join(TEXT_COLUMNS)}"
-        raise DataError(
-            f"{path} has no text: looked for {wanted}, found {', '.join(map(str, row))}. Choose with --text-key."
-        )
+        raise DataError(f"{path} has no text: looked for {wanted}, found {_columns(row)}. Choose with --text-key.")
     found = [task for task in MEDIA_COLUMNS if find_media(row, task, options) is not None]
     if len(found) > 1:
         raise UserError(f"{path} may hold pictures or sounds. Choose with --task image-text or --task audio-text.")
     if options.media_key is not None and not found:
-        raise DataError(f"{path} has nothing under {options.media_key!r}; found {', '.join(map(str, row))}.")
+        raise DataError(f"{path} has nothing under {options.media_key!r}; found {_columns(row)}.")
     return found[0] if found else Task.TEXT
 
 

@@ -48,11 +48,12 @@ def locked(folder: Path) -> Iterator[None]:
                 raise UserError(f"cannot lock {folder / LOCK}: {error.strerror}.") from error
             file.seek(0)
             raise UserError(f"another run (process {file.read(20).strip() or '?'}) is at work in {folder}.") from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        for leftover in folder.glob(".*.part"):
-            leftover.unlink()
+        with reporting_write_errors(folder):
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            for leftover in folder.glob(".*.part"):
+                leftover.unlink()
         yield
 
 
@@ -91,7 +92,8 @@ def adopt(folder: Path, plan: Plan, *, overwrite: bool) -> None:
             "choose another folder."
         )
     # A plan of which nothing is finished yet, such as one with a mistake in it, binds nobody.
-    if not overwrite and ((folder / MANIFEST).exists() or Journal(folder).finished):
+    bound = (folder / MANIFEST).exists() or ((folder / PLAN).exists() and bool(read_journal(folder)))
+    if bound and not overwrite:
         stored = stored_plan(folder)
         if stored != plan:
             raise DataError(
@@ -137,44 +139,44 @@ class Finished:
     """A shard on disk and what its part of the source was like."""
 
     shard: ShardInfo
+    file_bytes: int
     read: int
     bad: list[BadSample]
 
 
+def read_journal(folder: Path) -> dict[int, Finished]:
+    """Finished shards by number. A line that was cut short, or whose shard is not there in full, does not count."""
+    finished = {}
+    for line in (folder / JOURNAL).read_bytes().splitlines() if (folder / JOURNAL).exists() else []:
+        try:
+            content = json.loads(line)
+            number = content.pop("number")
+            shard, bad = ShardInfo(**content.pop("shard")), [BadSample(**sample) for sample in content.pop("bad")]
+            entry = Finished(shard=shard, bad=bad, **content)
+            if (folder / shard_name(number)).stat().st_size == entry.file_bytes:
+                finished[number] = entry
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return finished
+
+
 class Journal:
-    """Finished shards by number. A shard without a line, or a line without its shard, is not finished."""
+    """Takes down every finished shard, so that it is not made again."""
 
     def __init__(self, folder: Path):
         self.folder, self._path = folder, folder / JOURNAL
-        self.finished: dict[int, Finished] = {}
-        lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        kept = [line for line in lines if self._load(line)]
+        self.finished = read_journal(folder)
         with reporting_write_errors(folder):
-            write_atomically(self._path, b"".join(line + b"\n" for line in kept))  # without a line that was cut short
+            write_atomically(self._path, b"".join(_line(*entry) for entry in self.finished.items()))
             listed = {shard_name(number) for number in self.finished}
             for path in folder.glob("shard-[0-9]*.safetensors"):
                 if path.name not in listed:
                     path.unlink()
 
-    def _load(self, line: bytes) -> bool:
-        try:
-            content = json.loads(line)
-            number, size = content["number"], content["bytes"]
-            entry = Finished(
-                ShardInfo(**content["shard"]), content["read"], [BadSample(**bad) for bad in content["bad"]]
-            )
-            intact = (self.folder / shard_name(number)).stat().st_size == size
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-        if intact:
-            self.finished[number] = entry
-        return intact
-
-    def add(self, number: int, entry: Finished) -> None:
-        size = (self.folder / shard_name(number)).stat().st_size
-        line = json.dumps({"number": number, "bytes": size, **asdict(entry)}).encode() + b"\n"
+    def add(self, number: int, shard: ShardInfo, read: int, bad: list[BadSample]) -> None:
+        entry = Finished(shard, (self.folder / shard.file).stat().st_size, read, bad)
         with open(self._path, "ab") as file:
-            file.write(line)
+            file.write(_line(number, entry))
             file.flush()
             os.fsync(file.fileno())
         self.finished[number] = entry
@@ -188,12 +190,17 @@ class Journal:
         return [sample for entry in self.entries for sample in entry.bad]
 
 
+def _line(number: int, entry: Finished) -> bytes:
+    return json.dumps({"number": number, **asdict(entry)}).encode() + b"\n"
+
+
 def write_bad(folder: Path, bad: Iterable[BadSample]) -> None:
-    lines = [json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in bad]
-    if lines:
-        write_atomically(folder / BAD, "".join(lines).encode("utf-8", "backslashreplace"))
-    else:
-        (folder / BAD).unlink(missing_ok=True)
+    lines = [json.dumps(asdict(sample)) + "\n" for sample in bad]
+    with reporting_write_errors(folder):
+        if lines:
+            write_atomically(folder / BAD, "".join(lines).encode())
+        else:
+            (folder / BAD).unlink(missing_ok=True)
 
 
 def finish(folder: Path, manifest: Manifest) -> None:

@@ -1,6 +1,7 @@
 """How far a run is: a bar in a terminal, a line every few seconds elsewhere, nothing at all without a console."""
 
 import time
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +11,26 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_LINES = 5.0
 
 
+@dataclass(frozen=True)
+class _Counts:
+    samples: int = 0
+    tokens: int = 0
+    bad: int = 0
+    fraction: float = 0.0
+    time: float = field(default_factory=time.monotonic)
+
+
 class Progress:
-    """Counts what has been done. Rates and the time left count only this run, not what an earlier one finished."""
+    """Counts what this run has done. Rates begin after the first batch, which also paid for loading the tokenizers."""
 
     def __init__(self, console: "Console | None" = None):
         self._console = console
         self._bar: Any = None
-        self.samples = self.tokens = self.bad = 0
-        self.fraction = 0.0
+        self._first: _Counts | None = None
+        self._now = _Counts()
+        self._last_line = time.monotonic()
 
     def __enter__(self) -> "Progress":
-        self._start = self._last_line = time.monotonic()
-        self._first_fraction: float | None = None
         if self._console is not None and self._console.is_terminal:
             from rich.progress import BarColumn, TaskProgressColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -45,25 +54,25 @@ class Progress:
 
     def advance(self, *, samples: int, tokens: int, bad: int, fraction: float) -> None:
         """`samples` and `tokens` more were made, `bad` more left out; `fraction` of the source is done now."""
-        if self._first_fraction is None:  # the first batch also paid for loading, so it does not count either
-            self._first_fraction, self._start = fraction, time.monotonic()
-        else:
-            self.samples, self.tokens = self.samples + samples, self.tokens + tokens
-        self.bad, self.fraction = self.bad + bad, fraction
+        before = self._now
+        self._now = _Counts(before.samples + samples, before.tokens + tokens, before.bad + bad, fraction)
+        self._first = self._first or self._now
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=fraction, status=self.status())
+            self._bar.update(self._bar.task_ids[0], completed=fraction, status=self._status())
         elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self.say(f"{fraction:4.0%}  {self.status()}")
+            self.say(f"{fraction:4.0%}  {self._status()}")
 
-    def status(self) -> str:
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        gained = self.fraction - (self._first_fraction or 0.0)
-        parts = [f"{short(self.samples / seconds)} samples/s", f"{short(self.tokens / seconds)} tokens/s"]
-        if self.bad:
-            parts.append(f"{self.bad:,} bad")
-        if gained > 0:
-            parts.append(f"{clock(seconds * (1 - self.fraction) / gained)} left")
+    def _status(self) -> str:
+        first, now = self._first or self._now, self._now
+        parts = [f"{now.samples:,} samples"]
+        if now.bad:
+            parts.append(f"{now.bad:,} bad")
+        if (seconds := now.time - first.time) > 0:
+            parts.append(f"{short((now.samples - first.samples) / seconds)} samples/s")
+            parts.append(f"{short((now.tokens - first.tokens) / seconds)} tokens/s")
+        if (gained := now.fraction - first.fraction) > 0:
+            parts.append(f"{clock(seconds * (1 - now.fraction) / gained)} left")
         return ", ".join(parts)
 
 

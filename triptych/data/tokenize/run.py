@@ -22,7 +22,6 @@ from triptych.data.sources import BadSample, Item, ReadOptions, Source, open_sou
 from triptych.data.tokenize.encode import Encoder, Outcome
 from triptych.data.tokenize.folder import (
     BAD,
-    Finished,
     Journal,
     Plan,
     adopt,
@@ -76,7 +75,7 @@ def tokenize(
             return Manifest.load(out)
         journal = Journal(out)
         if journal.finished:
-            progress.say(f"Going on after {len(journal.finished)} finished shards.")
+            progress.say(f"Going on; shards finished before: {len(journal.finished):,}.")
         build = partial(_build, load, settings, source.task)
         _make_shards(settings, source, build, bundle.vocabulary, journal, workers, max_bad, progress)
         return _finish(plan, journal, progress)
@@ -172,7 +171,7 @@ def _make_shards(
                 progress.advance(samples=len(new), tokens=tokens, bad=len(new_bad), fraction=work.fraction)
             with reporting_write_errors(journal.folder):
                 info = write_shard(journal.folder / shard_name(shard), samples, vocabulary)
-                journal.add(shard, Finished(info, read - read_before, bad[bad_before:]))
+                journal.add(shard, info, read - read_before, bad[bad_before:])
 
 
 def _check_bad(bad: list[BadSample], read: int, max_bad: float, folder: Path) -> None:

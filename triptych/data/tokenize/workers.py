@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -162,6 +163,7 @@ def _work(connection: Connection, build: Callable[[], Callable[[Any], Any]]) -> 
                 function = function or build()
                 answer = function(batch)
             except Exception as error:
+                error.add_note(traceback.format_exc())  # the traceback itself does not travel
                 answer = _Failure(error)
             connection.send(answer)
     except (EOFError, OSError):

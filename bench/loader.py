@@ -1,0 +1,144 @@
+"""How fast the loader makes steps on one core, and how much of them is padding, by layout and mix of lengths.
+
+Synthetic shards are written to a temporary folder. Speeds are ratios to a plain numpy copy of the same token files
+into int32 rows, measured in the same run: what reading costs when nothing is shuffled, mixed, packed or checked.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from triptych.data.loader import Loader, LoaderConfig
+from triptych.data.pack import Grouped, Layout, Packed, Padded
+from triptych.data.shards import Manifest, TokenDataset, write_shard
+from triptych.data.types import TokenSample
+from triptych.vocab import Task, Vocabulary, paper_vocabulary
+
+Lengths = Callable[[np.random.Generator], tuple[int, int]]  # media and text tokens of one sample
+
+MIXES: dict[str, dict] = {
+    "paper": {
+        "vocabulary": paper_vocabulary(),
+        "seq_len": 3256,
+        "samples": {
+            Task.TEXT: (8_000, lambda rng: (0, int(rng.lognormal(6.0, 1.0)) + 10)),
+            Task.IMAGE_TEXT: (4_000, lambda rng: (1_024, int(rng.integers(30, 251)))),
+            Task.AUDIO_TEXT: (3_000, lambda rng: _audio(rng.uniform(3, 30))),
+        },
+    },
+    "scenes": {
+        "vocabulary": Vocabulary(text=2_048, image=1_024, audio=1_024),
+        "seq_len": 256,
+        "samples": {
+            Task.TEXT: (60_000, lambda rng: (0, int(rng.integers(20, 61)))),
+            Task.IMAGE_TEXT: (10_000, lambda rng: (64, int(rng.integers(11, 61)))),
+            Task.AUDIO_TEXT: (10_000, lambda rng: (int(rng.integers(80, 201)), int(rng.integers(10, 46)))),
+        },
+    },
+}
+
+
+def _audio(seconds: float) -> tuple[int, int]:
+    """Four codebooks at 25 frames a second, and about three and a half text tokens a second."""
+    return 4 * int(25 * seconds), int(3.5 * seconds)
+
+
+def write_dataset(folder: Path, task: Task, vocabulary: Vocabulary, number: int, lengths: Lengths) -> TokenDataset:
+    rng = np.random.default_rng(task)
+    folder.mkdir()
+    media_size = vocabulary.data_size(task.partner) if task.partner is not None else 1
+    shards = []
+    for shard, count in enumerate(np.diff(np.linspace(0, number, 5).astype(int))):
+        samples = []
+        for _ in range(count):
+            media, text = lengths(rng)
+            samples.append(
+                TokenSample(task, rng.integers(media_size, size=media), rng.integers(vocabulary.text, size=text))
+            )
+        shards.append(write_shard(folder / f"shard-{shard:05}.safetensors", samples, vocabulary))
+    sizes = {"text": vocabulary.text, "image": vocabulary.image, "audio": vocabulary.audio}
+    Manifest(name=task.label, task=task.name, vocabulary=sizes, tokenizers={}, shards=shards).save(folder)
+    return TokenDataset(folder)
+
+
+def copy_speed(datasets: list[TokenDataset], width: int, seconds: float) -> float:
+    """Tokens per second of copying the shards' tokens into rows of int32, one row after another."""
+    out = np.empty((256, width), np.int32)
+    copied, begin = 0, time.perf_counter()
+    while time.perf_counter() < begin + seconds:
+        for dataset in datasets:
+            for number in range(len(dataset.manifest.shards)):
+                tokens = dataset.shard(number).tokens
+                for row in range(len(tokens) // width):
+                    out[row % len(out)] = tokens[row * width : (row + 1) * width]
+                copied += len(tokens) // width * width
+    return copied / (time.perf_counter() - begin)
+
+
+def loader_speed(datasets: list[TokenDataset], config: LoaderConfig, seconds: float) -> dict[str, float]:
+    tokens = positions = steps = micro_batches = 0
+    with Loader(datasets, config) as loader:
+        next(loader)  # opens the shards
+        begin = time.perf_counter()
+        while time.perf_counter() < begin + seconds:
+            step = next(loader)
+            tokens, positions, steps = tokens + step.num_tokens, positions + step.num_positions, steps + 1
+            micro_batches += len(step.micro_batches)
+        elapsed = time.perf_counter() - begin
+    return {
+        "tokens_per_second": tokens / elapsed,
+        "padding": 1 - tokens / positions,
+        "micro_batches": micro_batches / steps,
+        "steps": steps,
+    }
+
+
+def run(mix: str, global_batch: int, seconds: float) -> list[dict]:
+    vocabulary, seq_len = MIXES[mix]["vocabulary"], MIXES[mix]["seq_len"]
+    layouts: list[Layout] = [Padded(), Packed(), Grouped()]
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        datasets = [
+            write_dataset(Path(folder) / task.label, task, vocabulary, *spec)
+            for task, spec in MIXES[mix]["samples"].items()
+        ]
+        for layout in layouts:
+            config = LoaderConfig(seq_len=seq_len, global_batch=global_batch, layout=layout, prefetch=0)
+            copied = copy_speed(datasets, seq_len, seconds / 4)
+            record = loader_speed(datasets, config, seconds)
+            ratio = record["tokens_per_second"] / copied
+            records.append({"mix": mix, "layout": type(layout).__name__.lower(), **record, "ratio_to_copy": ratio})
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mix", choices=[*MIXES, "all"], default="all", help="which lengths (default: all)")
+    parser.add_argument("--global-batch", type=int, default=256, help="sequences per step (default: 256)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time per measurement (default: 4)")
+    parser.add_argument("--json", type=Path, help="also write the records to this file")
+    arguments = parser.parse_args()
+
+    mixes = list(MIXES) if arguments.mix == "all" else [arguments.mix]
+    records = [record for mix in mixes for record in run(mix, arguments.global_batch, arguments.seconds)]
+    print(f"{'mix':8} {'layout':8} {'tokens/s':>12} {'of a copy':>10} {'padding':>8} {'micro-batches':>14}")
+    for r in records:
+        print(
+            f"{r['mix']:8} {r['layout']:8} {r['tokens_per_second']:>12,.0f} {r['ratio_to_copy']:>10.1%} "
+            f"{r['padding']:>8.1%} {r['micro_batches']:>14.1f}"
+        )
+    print(json.dumps(records))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(records, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

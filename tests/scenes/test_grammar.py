@@ -1,0 +1,184 @@
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from triptych.errors import UserError
+from triptych.scenes.grammar import (
+    CATEGORIES,
+    COLOURED_KINDS,
+    COLOURS,
+    INVERSE,
+    KINDS,
+    NUMBERS,
+    RELATIONS,
+    Group,
+    Scene,
+    caption,
+    document,
+    parse,
+    plain_caption,
+    question,
+    questions,
+    sample_scene,
+)
+from triptych.scenes.judge import same_scene
+
+
+def scenes(count, **kwargs):
+    rng = np.random.default_rng(0)
+    return [sample_scene(rng, **kwargs) for _ in range(count)]
+
+
+def test_the_world_is_as_large_as_promised():
+    assert len(KINDS) >= 32
+    assert len(COLOURS) == 6
+    assert set(NUMBERS) == {1, 2, 3, 4}
+    assert RELATIONS == ("left of", "right of", "above", "below")
+
+
+def test_all_words_for_things_are_distinct():
+    words = Counter(word for kind, plural in KINDS.items() for word in {kind, plural})
+    assert max(words.values()) == 1
+
+
+def test_every_caption_reads_back_to_its_scene():
+    rng = np.random.default_rng(1)
+    phrasings = set()
+    for scene in scenes(5000):
+        said = caption(scene, rng)
+        assert same_scene(parse(said), scene), said
+        assert same_scene(parse(plain_caption(scene)), scene)
+        phrasings.add(said)
+    assert len(phrasings) > 3000  # many ways to say, not a handful of templates
+
+
+def test_one_scene_is_said_in_several_ways():
+    rng = np.random.default_rng(0)
+    scene = Scene((Group("cat"), Group("heart", "red")), "left of")
+    said = {caption(scene, rng) for _ in range(500)}
+    assert {
+        "a cat left of a red heart",
+        "a red heart to the right of a cat",
+        "there is a cat on the left of a red heart",
+    } <= said
+    assert len(said) >= 24
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "cat",
+        "a cat and",
+        "a red fox",
+        "a heart",
+        "two cat",
+        "a cats",
+        "five cats",
+        "a cat left a dog",
+        "a cat and a dog and a fox",
+        "four cats and a dog",
+        "a cat and a cat",
+        "three cats left of a dog",
+        "a cat.. left of a dog",
+        "the cat",
+    ],
+)
+def test_what_is_no_sentence_of_the_grammar_is_not_read(text):
+    assert parse(text) is None
+
+
+def test_reading_ignores_case_spaces_and_the_final_stop():
+    assert parse("  A  Cat and\ta dog. ") == Scene((Group("cat"), Group("dog")))
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_each_category_is_drawn_as_asked(category):
+    assert {scene.category for scene in scenes(200, category=category)} == {category}
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_splits_share_no_composition(category):
+    compositions = {
+        split: {scene.composition for scene in scenes(300, split=split, category=category)}
+        for split in ("train", "validation", "test")
+    }
+    assert all(compositions.values())
+    for one, other in itertools.combinations(compositions.values(), 2):
+        assert not one & other
+
+
+def test_the_training_split_shows_every_thing_colour_count_and_relation():
+    seen = scenes(4000, split="train")
+    groups = [group for scene in seen for group in scene.groups]
+    assert {group.kind for group in groups} == set(KINDS)
+    assert {(group.kind, group.colour) for group in groups if group.colour} == set(
+        itertools.product(COLOURED_KINDS, COLOURS)
+    )
+    assert {group.count for group in groups} == set(NUMBERS)
+    assert {scene.relation for scene in seen} == {*RELATIONS, None}
+
+
+def test_splits_have_the_promised_sizes():
+    counts = Counter(scene.split for scene in scenes(6000))
+    assert counts["validation"] / 6000 == pytest.approx(0.1, abs=0.03)
+    assert counts["test"] / 6000 == pytest.approx(0.1, abs=0.03)
+
+
+def test_questions_are_answered_truly():
+    scene = Scene((Group("cat", None, 2), Group("heart", "red")), "left of")
+    assert dict(questions(scene)) == {
+        "how many cats are there?": "two",
+        "how many red hearts are there?": "one",
+        "what colour is the heart?": "red",
+        "what is left of the red heart?": "two cats",
+        "what is right of the cats?": "a red heart",
+    }
+
+
+def test_a_colour_is_only_asked_for_where_the_answer_is_unique():
+    scene = Scene((Group("heart", "red"), Group("heart", "blue")))
+    assert not any(asked.startswith("what colour") for asked, _ in questions(scene))
+
+
+def test_yes_and_no_are_equally_likely_and_true():
+    rng = np.random.default_rng(0)
+    scene = Scene((Group("cat"), Group("dog")))
+    answers = [pair for pair in (question(scene, rng) for _ in range(2000)) if pair[1] in ("yes", "no")]
+    for asked, answer in answers:
+        assert (answer == "yes") == (asked.removesuffix("?").split()[-1] in ("cat", "dog"))
+    share = sum(answer == "yes" for _, answer in answers) / len(answers)
+    assert share == pytest.approx(0.5, abs=0.08)
+
+
+def test_documents_begin_with_the_scene():
+    rng = np.random.default_rng(0)
+    for scene in scenes(200):
+        first = document(scene, rng).split(".")[0]
+        assert same_scene(parse(first), scene)
+
+
+def test_relations_are_their_own_inverse_twice():
+    assert all(INVERSE[INVERSE[relation]] == relation for relation in RELATIONS)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Group("dragon"), "unknown kind of thing 'dragon'"),
+        (lambda: Group("houze"), "Did you mean 'house'"),
+        (lambda: Group("cat", "red"), "takes no colour"),
+        (lambda: Group("heart"), "takes one of red"),
+        (lambda: Group("cat", None, 5), "1 to 4 things"),
+        (lambda: Scene(()), "one group or two"),
+        (lambda: Scene((Group("cat", None, 4), Group("dog"))), "at most 4"),
+        (lambda: Scene((Group("cat"),), "above"), "between two groups"),
+        (lambda: sample_scene(np.random.default_rng(0), category="colour"), "Did you mean 'colours'"),
+    ],
+)
+def test_impossible_scenes_are_refused_in_one_line(make, message):
+    with pytest.raises(UserError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)

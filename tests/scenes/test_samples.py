@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from triptych.errors import UserError
+from triptych.scenes.grammar import parse
+from triptych.scenes.judge import read, same_scene, shows
+from triptych.scenes.samples import QUESTION_SHARE, scene_sample
+from triptych.vocab import Task
+
+
+def test_a_sample_depends_on_its_number_alone():
+    one = scene_sample(Task.IMAGE_TEXT, "test", 5)
+    for index in range(5):
+        scene_sample(Task.IMAGE_TEXT, "test", index)
+    again = scene_sample(Task.IMAGE_TEXT, "test", 5)
+    assert (one.scene, one.text, one.things) == (again.scene, again.text, again.things)
+    assert (np.asarray(one.image) == np.asarray(again.image)).all()
+
+
+def test_splits_and_tasks_and_seeds_differ():
+    texts = {
+        tuple(scene_sample(Task.TEXT, split, index, seed).text for index in range(5))
+        for split in ("train", "validation", "test")
+        for seed in (0, 1)
+    }
+    assert len(texts) == 6
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_samples_are_of_their_split(split):
+    assert {scene_sample(Task.TEXT, split, index).scene.split for index in range(100)} == {split}
+
+
+def test_pictures_show_their_scene_and_captions_say_it():
+    samples = [scene_sample(Task.IMAGE_TEXT, "train", index) for index in range(200)]
+    assert all(shows(reading, s.scene) for reading, s in zip(read([s.image for s in samples]), samples))
+    captions = [s for s in samples if "?" not in s.text]
+    assert all(same_scene(parse(s.text), s.scene) for s in captions)
+    assert 1 - len(captions) / len(samples) == pytest.approx(QUESTION_SHARE, abs=0.1)
+
+
+def test_speech_says_its_caption():
+    pytest.importorskip("hibari", reason="the data extra, which speaks, is not installed")
+    sample = scene_sample(Task.AUDIO_TEXT, "test", 0)
+    assert same_scene(parse(sample.text), sample.scene)
+    assert sample.sound.rate == 24_000
+    assert 0.5 < sample.sound.seconds < 6
+    assert 0.05 < np.abs(sample.sound.samples).max() <= 1
+    again = scene_sample(Task.AUDIO_TEXT, "test", 0)
+    assert (sample.sound.samples == again.sound.samples).all()
+
+
+def test_an_unknown_split_names_the_nearest():
+    with pytest.raises(UserError, match="Did you mean 'train'"):
+        scene_sample(Task.TEXT, "trian", 0)

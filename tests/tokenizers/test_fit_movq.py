@@ -1,0 +1,48 @@
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from triptych.tokenizers.fit_movq import FollowingCodebook, fit_movq, nearest_code
+from triptych.tokenizers.image import MoVQ
+from triptych.tokenizers.pixels import from_pixels
+
+
+def test_nearest_code_is_the_nearest():
+    generator = torch.Generator().manual_seed(0)
+    latents, codes = torch.randn(50, 4, generator=generator), torch.randn(16, 4, generator=generator)
+    assert (nearest_code(latents, codes) == torch.cdist(latents, codes).argmin(1)).all()
+
+
+def test_codes_follow_their_latents_and_dead_ones_move():
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.tensor([[0.0, 0.0], [100.0, 100.0]])  # nothing is ever near the second
+    codebook = FollowingCodebook(codes, decay=0.9)
+    latents = torch.tensor([[5.0, 5.0], [-5.0, -5.0]]).repeat(50, 1)
+    for _ in range(100):
+        codebook.follow(latents, nearest_code(latents, codes), generator)
+    assert torch.allclose(codes[codes[:, 0].argsort()], torch.tensor([[-5.0, -5.0], [5.0, 5.0]]), atol=0.1)
+
+
+def test_a_small_movq_learns_coloured_quarters():
+    """Eight training pictures of plain quarters: after a short fit the round trip is far better than before."""
+    rng = np.random.default_rng(0)
+    quarters = torch.from_numpy(rng.choice([-1.0, 1.0], size=(8, 3, 2, 2)).astype(np.float32))
+    pictures = F.interpolate(quarters, scale_factor=8)  # 16 x 16
+
+    def error(tokenizer):
+        back = tokenizer.decode(tokenizer.encode(from_pixels(pictures.numpy())))
+        pixels = np.stack([np.asarray(p, dtype=np.float32) for p in back]).transpose(0, 3, 1, 2) / 127.5 - 1
+        return float(np.square(pixels - pictures.numpy()).mean())
+
+    tokenizer = MoVQ.small(16, channels=(32, 32), patch=4, codes=32, latent_channels=4)
+    assert tokenizer.tokens_per_image == 4
+    before = error(tokenizer)
+    reports = []
+
+    def batches():
+        while True:
+            yield F.pixel_unshuffle(pictures, 4)
+
+    fit_movq(tokenizer.model, batches(), steps=150, learning_rate=3e-3, report=reports.append, report_every=50)
+    assert error(tokenizer) < 0.2 * before
+    assert [r["step"] for r in reports] == [50, 100, 150]
