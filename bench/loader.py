@@ -2,6 +2,7 @@
 
 Synthetic shards are written to a temporary folder. Speeds are ratios to a plain numpy copy of the same token files
 into int32 rows, measured in the same run: what reading costs when nothing is shuffled, mixed, packed or checked.
+Seconds are seconds of CPU time of one thread, so that other processes disturb little.
 """
 
 import argparse
@@ -72,27 +73,27 @@ def write_dataset(folder: Path, task: Task, vocabulary: Vocabulary, number: int,
 def copy_speed(datasets: list[TokenDataset], width: int, seconds: float) -> float:
     """Tokens per second of copying the shards' tokens into rows of int32, one row after another."""
     out = np.empty((256, width), np.int32)
-    copied, begin = 0, time.perf_counter()
-    while time.perf_counter() < begin + seconds:
+    copied, begin = 0, time.process_time()
+    while time.process_time() < begin + seconds:
         for dataset in datasets:
             for number in range(len(dataset.manifest.shards)):
                 tokens = dataset.shard(number).tokens
                 for row in range(len(tokens) // width):
                     out[row % len(out)] = tokens[row * width : (row + 1) * width]
                 copied += len(tokens) // width * width
-    return copied / (time.perf_counter() - begin)
+    return copied / (time.process_time() - begin)
 
 
 def loader_speed(datasets: list[TokenDataset], config: LoaderConfig, seconds: float) -> dict[str, float]:
     tokens = positions = steps = micro_batches = 0
     with Loader(datasets, config) as loader:
         next(loader)  # opens the shards
-        begin = time.perf_counter()
-        while time.perf_counter() < begin + seconds:
+        begin = time.process_time()
+        while time.process_time() < begin + seconds:
             step = next(loader)
             tokens, positions, steps = tokens + step.num_tokens, positions + step.num_positions, steps + 1
             micro_batches += len(step.micro_batches)
-        elapsed = time.perf_counter() - begin
+        elapsed = time.process_time() - begin
     return {
         "tokens_per_second": tokens / elapsed,
         "padding": 1 - tokens / positions,

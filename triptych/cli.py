@@ -190,9 +190,173 @@ def _run_verify(args: argparse.Namespace) -> None:
     verify(find_datasets(args.folders), Console())
 
 
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def _describe_tokenizers(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Gather the paper's tokenizers in one folder, for `triptych tokenize --tokenizers FOLDER`.
+
+examples:
+  triptych tokenizers make paper --text cl100k_base.tiktoken --image movqgan_270M.ckpt --audio higgs-audio-v2-tokenizer/
+  triptych tokenizers make text-only --text cl100k_base
+
+A part that is not given can be added later; its ids are kept free, so that data made now stays usable."""
+    parser.add_argument("folder", metavar="FOLDER", help="where to write; is made if need be")
+    parser.add_argument("--text", metavar="SOURCE", help="cl100k_base, a ranks file, or a folder with one")
+    parser.add_argument("--image", metavar="SOURCE", help="original SBER-MoVQGAN .ckpt, or a folder of diffusers")
+    parser.add_argument("--image-size", **_one_of(["67M", "102M", "270M"]), default="270M", help="of the .ckpt (270M)")
+    parser.add_argument("--resolution", type=int, default=256, metavar="PIXELS", help="default: %(default)s")
+    parser.add_argument("--audio", metavar="SOURCE", help="folder or hub name")
+    parser.add_argument("--codec", **_one_of(["higgs", "dac"]), default="higgs", help="default: %(default)s")
+    parser.add_argument("--codebooks", type=int, default=4, metavar="K", help="the first K (default: %(default)s)")
+
+
+def _run_tokenizers(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from triptych.tokenizers.paper import paper_bundle
+
+    given = vars(args)
+    folder = Path(given.pop("folder"))
+    bundle = paper_bundle(**given)
+    bundle.save(folder)
+    parts = ", ".join(bundle.fingerprints)
+    print(f"{folder}: {parts}; a vocabulary of {bundle.vocabulary.size:,} ids")
+
+
+# -- scenes -----------------------------------------------------------------------------------------------------------
+
+
+def _describe_write(parser: argparse.ArgumentParser) -> None:
+    from triptych.vocab import Task
+
+    parser.description = """\
+Write the embedded world as ordinary files: JSONL for text, WebDataset tars for pictures and speech.
+
+examples:
+  triptych scenes write raw                              1,000 training samples of each task
+  triptych scenes write raw --split test --samples 200
+  triptych tokenize "raw/train/image-text/*.tar" --out data/pictures
+
+A run that was stopped goes on when the same command is run again."""
+    parser.add_argument("folder", metavar="FOLDER", help="where to write; is made if need be")
+    parser.add_argument("--split", **_one_of(["train", "validation", "test"]), default="train", help="default: train")
+    labels = [task.label for task in Task]
+    parser.add_argument("--task", **_one_of(labels), action="append", help="one task only; may be repeated")
+    parser.add_argument("--samples", type=int, default=1000, metavar="N", help="of each task (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--workers", type=int, default=min(8, len(os.sched_getaffinity(0))), metavar="N", help="default: %(default)s"
+    )
+
+
+def _run_write(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from triptych.scenes.write import write_scenes
+    from triptych.vocab import Task
+
+    if args.samples < 1 or args.seed < 0:
+        raise UserError(f"--samples must be at least 1 and --seed at least 0, got {args.samples} and {args.seed}.")
+    tasks = [task for task in Task if not args.task or task.label in args.task]
+    columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=len(tasks) * args.samples)
+        for done in write_scenes(Path(args.folder), args.split, tasks, args.samples, args.seed, args.workers):
+            progress.advance(bar, done)
+    for task in tasks:
+        print(f"{args.folder}/{args.split}/{task.label}: {args.samples:,} samples")
+
+
+def _describe_fit(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Fit the embedded tokenizers anew on the training split: text in seconds, image and audio in up to an hour of one core.
+
+example:
+  triptych scenes fit audio --out my-tokenizers"""
+    parts = ["text", "image", "audio"]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)} (default: all three)")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder of the bundle; is made if need be")
+
+
+def _run_fit(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from triptych.scenes.fit import FITS, fit
+
+    for part in args.parts:
+        if part not in FITS:
+            raise UserError(f"unknown part {part!r}.{did_you_mean(part, list(FITS))}")
+    fit(Path(args.out), args.parts or list(FITS), report=lambda line: print(line, flush=True))
+
+
+# -- eval -------------------------------------------------------------------------------------------------------------
+
+
+def _describe_eval_tokenizers(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Measure what tokenizers keep of held-out scenes: pictures by PSNR and the judge, speech by Whisper and DNSMOS.
+
+example:
+  triptych eval tokenizers --json out/tokenizers.json"""
+    parser.add_argument("--tokenizers", default="scenes", metavar="NAME", help="folder or name (default: %(default)s)")
+    parser.add_argument("--split", **_one_of(["train", "validation", "test"]), default="test", help="default: test")
+    parser.add_argument("--pictures", type=int, default=300, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--sounds", type=int, default=100, metavar="N", help="0 leaves speech out (default: %(default)s)"
+    )
+    parser.add_argument("--sheet", metavar="FILE", help="write a picture of originals above round trips")
+    parser.add_argument("--json", metavar="FILE", help="write the results there as well")
+
+
+def _run_eval_tokenizers(args: argparse.Namespace) -> None:
+    import json
+    from pathlib import Path
+
+    from triptych.eval.tokenizers import check_tokenizers, contact_sheet
+    from triptych.tokenizers.bundle import TokenizerBundle
+
+    bundle = TokenizerBundle.load(args.tokenizers)
+    results = check_tokenizers(bundle, args.pictures, args.sounds, args.split)
+    if args.sheet:
+        Path(args.sheet).parent.mkdir(parents=True, exist_ok=True)
+        contact_sheet(bundle, args.split).save(args.sheet)
+    if args.json:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.json).write_text(json.dumps(results, indent=2) + "\n")
+
+
+# -- demo -------------------------------------------------------------------------------------------------------------
+
+
+def _describe_demo(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Show the embedded world and what its tokenizers keep of it, as one page to look at and listen to."
+    )
+    parser.add_argument("--out", default="out/demo", metavar="FOLDER", help="default: %(default)s")
+    parser.add_argument("--sentences", type=int, default=6, metavar="N", help="default: %(default)s")
+
+
+def _run_demo(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from triptych.demo import run_demo
+
+    if args.sentences < 1:
+        raise UserError(f"--sentences must be at least 1, got {args.sentences}.")
+    run_demo(Path(args.out), args.sentences, Console())
+
+
 # -- all verbs --------------------------------------------------------------------------------------------------------
 
 VERBS = {
+    "demo": Verb("see and hear the embedded world", _describe_demo, _run_demo),
     "tokenize": Verb(
         "turn text, pictures or speech into a data set",
         _describe_tokenize,
@@ -201,17 +365,22 @@ VERBS = {
     ),
     "data show": Verb("look into a data set, and decode samples back to files", _describe_show, _run_show),
     "data verify": Verb("check a data set for damage", _describe_verify, _run_verify),
+    "tokenizers make": Verb("gather the paper's tokenizers in a folder", _describe_tokenizers, _run_tokenizers),
+    "scenes write": Verb("write the embedded world as ordinary files", _describe_write, _run_write),
+    "scenes fit": Verb("fit the embedded tokenizers anew", _describe_fit, _run_fit),
+    "eval tokenizers": Verb("measure what tokenizers keep", _describe_eval_tokenizers, _run_eval_tokenizers),
 }
 
 
 def _overview() -> str:
-    verbs = "\n".join(f"  triptych {name:14} {verb.summary}" for name, verb in VERBS.items())
+    verbs = "\n".join(f"  triptych {name:16} {verb.summary}" for name, verb in VERBS.items())
     return f"""\
 Triptych: one masked-diffusion model for text, images and audio.
 
 {verbs}
 
 start with:
+  triptych demo                                  one sentence as text, picture and speech
   triptych tokenize photos/ --out data/photos    pictures with captions (cat.png + cat.txt)
   triptych data show data/photos                 see what came out
 

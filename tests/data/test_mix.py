@@ -1,4 +1,4 @@
-"""The stream is a pure function of its numbers, keeps its shares, and reads every source through before repeating it."""
+"""The stream is a pure function of its numbers, keeps its shares, and reads each source through before repeating it."""
 
 from itertools import permutations
 
@@ -149,7 +149,7 @@ def test_wrong_weights_are_named(tasks: dict, datasets: dict, message: str) -> N
 
 
 def test_a_task_without_data_needs_weight_zero() -> None:
-    with pytest.raises(UserError, match="task 'audio-text' has weight 1 but no data set. Add"):
+    with pytest.raises(UserError, match=r"task 'audio-text' has weight 1 but no data set. Add"):
         source_weights(NAMES[:3], TASKS[:3], SIZES[:3], EQUAL, {})
     assert sum(source_weights(NAMES[:3], TASKS[:3], SIZES[:3], {"text": 1, "image-text": 1}, {})) == pytest.approx(1)
 

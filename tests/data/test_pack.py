@@ -1,6 +1,6 @@
 """Layouts place every sequence once, never two in one place, the same on every rank, and waste little."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_groups_are_cut_at_the_least_cost(lengths: list[int], world_size: int, m
     ordered, best = sorted(lengths, reverse=True), None
     for cuts in product([False, True], repeat=len(lengths) - 1):  # every way to cut
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(lengths)]
-        groups = [(-(-(b - a) // world_size), ordered[a]) for a, b in zip(edges, edges[1:], strict=False)]
+        groups = [(-(-(b - a) // world_size), ordered[a]) for a, b in pairwise(edges)]
         if all(rows == 1 or rows * width <= max_tokens for rows, width in groups):
             cost = sum(rows * width + overhead for rows, width in groups)
             best = cost if best is None else min(best, cost)

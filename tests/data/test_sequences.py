@@ -110,7 +110,9 @@ def test_windows_are_parts_of_their_rows(texts: TokenDataset) -> None:
 
 def test_documents_are_cut_evenly_and_left_out_if_empty(tmp_path: Path) -> None:
     texts = [list(range(n)) for n in (3, 0, 50, 17, 18, 200)]
-    dataset = write_set(tmp_path, Task.TEXT, [[([], text) for text in texts[:3]], [], [([], text) for text in texts[3:]]])
+    dataset = write_set(
+        tmp_path, Task.TEXT, [[([], text) for text in texts[:3]], [], [([], text) for text in texts[3:]]]
+    )
     source = Documents(dataset, seq_len=20)
     sequences_ = [read(source, index, epoch) for index, epoch in zip(range(len(source)), [0, 1] * 50)]
     assert all(sequence[0] == TASK and len(sequence) <= 20 for sequence in sequences_)
@@ -137,7 +139,9 @@ def test_pairs_keep_their_media_and_cut_their_text(tmp_path: Path, task: Task, s
 
 def test_media_that_do_not_fit_are_named_with_the_way_out(tmp_path: Path) -> None:
     dataset = write_set(tmp_path, Task.IMAGE_TEXT, [[([1], [])], [([1], [2]), ([3] * 12, [])]])
-    with pytest.raises(DataError, match=r"shard-00001.safetensors: sample 1 has 12 media tokens.*Use seq_len=17 or more"):
+    with pytest.raises(
+        DataError, match=r"shard-00001.safetensors: sample 1 has 12 media tokens.*Use seq_len=17 or more"
+    ):
         Pairs(dataset, 16)
     assert len(Pairs(dataset, 17)) == 3
 

@@ -39,7 +39,14 @@ def write_set(
 
 
 def random_set(
-    folder: Path, task: Task, counts: Sequence[int], rng: np.random.Generator, *, media: int = 20, text: int = 30, **options
+    folder: Path,
+    task: Task,
+    counts: Sequence[int],
+    rng: np.random.Generator,
+    *,
+    media: int = 20,
+    text: int = 30,
+    **options,
 ) -> TokenDataset:
     """Shards of random samples of up to `media` and `text` tokens."""
 

@@ -4,26 +4,20 @@
     sequences  how long they are                     the same, without reading tokens
     pack       where they stand                      the same, from the lengths
     loader     tokens, segments, what may be masked  only what this rank owns is read
-    grain      makes the next steps ahead of time, in a thread or in processes
+    ahead      all of this for the next steps, in a thread or in processes
 
 Step k is a pure function of the data sets, the configuration and k. To resume is to continue at a number.
 """
 
-import multiprocessing
-import os
-import pickle
-import signal
-import sys
-import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from triptych.data.ahead import Ahead
 from triptych.data.mix import Mixture, OnePass, Picks, random_bits, source_weights
-from triptych.data.pack import Layout, Packed, Placement
+from triptych.data.pack import Layout, Packed, Placement, check_at_least
 from triptych.data.sequences import Documents, PackedText, Pairs, SequenceSource
 from triptych.data.shards import TokenDataset
 from triptych.data.types import Batch
@@ -60,21 +54,16 @@ class LoaderConfig:
     seed: int = 0
     """Decides the order of everything."""
     num_workers: int = 0
-    """Processes that make steps ahead; 0 makes them in a thread."""
+    """Processes that make steps ahead; 0 makes them in a thread. They import the script that was started anew, so it
+    must keep its work under `if __name__ == "__main__"`."""
     prefetch: int = 2
-    """Steps kept ready by each worker, or by the thread; without workers, 0 makes each step when it is asked for."""
+    """Steps kept ready by each worker (as many again may be on their way), or by the thread; without workers, 0 makes
+    each step when it is asked for."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("seq_len", _MIN_SEQ_LEN),
-            ("global_batch", 1),
-            ("num_workers", 0),
-            ("prefetch", 0),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise UserError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        check_at_least(_MIN_SEQ_LEN, seq_len=self.seq_len)
+        check_at_least(1, global_batch=self.global_batch)
+        check_at_least(0, num_workers=self.num_workers, prefetch=self.prefetch, seed=self.seed)
         if self.num_workers and not self.prefetch:
             raise UserError("prefetch must be at least 1 when there are workers; try prefetch=2.")
         if not 0 <= self.p_subsample <= 1:
@@ -222,16 +211,17 @@ class Loader:
         vocabulary = _common_vocabulary(datasets)
         seeds = [None if one_pass else int(random_bits(config.seed, number)[0]) for number in range(len(datasets))]
         sources = [_source(dataset, config, seed) for dataset, seed in zip(datasets, seeds)]
-        stream = OnePass([len(source) for source in sources]) if one_pass else _mixture(datasets, sources, config)
+        sizes = [len(source) for source in sources]
+        shares = None if one_pass else _shares(datasets, sizes, config)
+        stream = OnePass(sizes) if shares is None else Mixture(sizes, shares, config.seed)
         if stream.length is not None:
             steps_in_pass = -(-stream.length // config.global_batch)
             num_steps = steps_in_pass if num_steps is None else min(num_steps, steps_in_pass)
         self.config, self.num_steps = config, num_steps
-        self.fingerprint = _fingerprint(datasets, config) | {"one_pass": one_pass}
+        self.fingerprint = _fingerprint(datasets, shares, config)
         self._builder = StepBuilder(sources, stream, config, vocabulary, rank, world_size)
         self._step = start_step
-        self._ahead = _Ahead()
-        weakref.finalize(self, self._ahead.close)
+        self._ahead: Ahead[Step] | None = None
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -242,16 +232,23 @@ class Loader:
         if self.num_steps is not None and self._step >= self.num_steps:
             self.close()
             raise StopIteration
-        if not self._ahead.is_running:
-            self._ahead.start(self._builder, self._step, self.num_steps)
-        step = self._ahead.next()
+        if self._ahead is None:
+            workers, prefetch = self.config.num_workers, self.config.prefetch
+            self._ahead = Ahead(self._builder, self._step, self.num_steps, workers, prefetch)
+        try:
+            step = next(self._ahead)
+        except BaseException:
+            self.close()
+            raise
         assert step.index == self._step
         self._step += 1
         return step
 
     def close(self) -> None:
         """Stop making steps ahead. Iterating again starts it again, at the next step."""
-        self._ahead.close()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
 
     def __enter__(self) -> "Loader":
         return self
@@ -288,10 +285,9 @@ def _source(dataset: TokenDataset, config: LoaderConfig, seed: int | None) -> Se
     return PackedText(dataset, config.seq_len, seed, config.p_subsample)
 
 
-def _mixture(datasets: Sequence[TokenDataset], sources: Sequence[SequenceSource], config: LoaderConfig) -> Mixture:
+def _shares(datasets: Sequence[TokenDataset], sizes: Sequence[int], config: LoaderConfig) -> list[float]:
     names, tasks = [dataset.manifest.name for dataset in datasets], [dataset.task for dataset in datasets]
-    sizes = [len(source) for source in sources]
-    return Mixture(sizes, source_weights(names, tasks, sizes, config.task_weights, config.dataset_weights), config.seed)
+    return source_weights(names, tasks, sizes, config.task_weights, config.dataset_weights)
 
 
 def _common_vocabulary(datasets: Sequence[TokenDataset]) -> Vocabulary:
@@ -316,18 +312,19 @@ def _common_vocabulary(datasets: Sequence[TokenDataset]) -> Vocabulary:
     return first.vocabulary
 
 
-def _fingerprint(datasets: Sequence[TokenDataset], config: LoaderConfig) -> dict[str, Any]:
+def _fingerprint(
+    datasets: Sequence[TokenDataset], shares: Sequence[float] | None, config: LoaderConfig
+) -> dict[str, Any]:
     """Everything that decides what the steps hold, by name; not how they are laid out, dealt or made."""
-    content: dict[str, Any] = {"order_version": _ORDER_VERSION}
+    content: dict[str, Any] = {"order_version": _ORDER_VERSION, "one_pass": shares is None}
     for name in ("seed", "seq_len", "global_batch", "p_subsample", "document_attention", "mask_text_eos"):
         content[name] = getattr(config, name)
-    content |= {f"task_weights[{name}]": float(weight) for name, weight in config.task_weights.items()}
-    content |= {f"dataset_weights[{name}]": float(weight) for name, weight in config.dataset_weights.items()}
     for number, dataset in enumerate(datasets):
         manifest = dataset.manifest
-        content |= {f"datasets[{number}].vocabulary.{name}": size for name, size in manifest.vocabulary.items()}
-        content |= {f"datasets[{number}].tokenizers.{name}": made_by for name, made_by in manifest.tokenizers.items()}
-        content[f"datasets[{number}].content"] = manifest.fingerprint
+        parts = {"content": manifest.fingerprint, "share": None if shares is None else round(shares[number], 9)}
+        parts |= {f"vocabulary.{name}": size for name, size in manifest.vocabulary.items()}
+        parts |= {f"tokenizers.{name}": made_by for name, made_by in manifest.tokenizers.items()}
+        content |= {f"datasets[{number}].{name}": value for name, value in parts.items()}
     return content
 
 
@@ -340,91 +337,3 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     names = [*old, *(name for name in new if name not in old)]
     changed = [name for name in names if old.get(name) != new.get(name)]
     return [f"{name} was {shown(old.get(name))}, is {shown(new.get(name))}" for name in changed]
-
-
-# -- making steps ahead of time ---------------------------------------------------------------------------------------
-
-
-class _Ahead:
-    """Steps from a number on, in order, made ahead of time in a thread or in worker processes, by grain."""
-
-    def __init__(self) -> None:
-        self._iterator: Any = None
-        self._num_workers = 0
-
-    @property
-    def is_running(self) -> bool:
-        return self._iterator is not None
-
-    def start(self, builder: StepBuilder, first: int, stop: int | None) -> None:
-        grain, config = _import_grain(), builder.config
-        self._num_workers = config.num_workers
-        numbers = grain.MapDataset.range(first, sys.maxsize if stop is None else stop)
-        if self._num_workers:
-            inside = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-            outside = grain.MultiprocessingOptions(config.num_workers, per_worker_buffer_size=config.prefetch)
-            steps = numbers.map(_AsBytes(builder)).to_iter_dataset(inside).mp_prefetch(outside, _prepare_worker)
-        else:
-            inside = grain.ReadOptions(num_threads=min(1, config.prefetch), prefetch_buffer_size=config.prefetch)
-            steps = numbers.map(builder).to_iter_dataset(inside)
-        self._iterator = iter(steps)
-
-    def next(self) -> Step:
-        try:
-            element = next(self._iterator)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, RuntimeError) and "terminated unexpectedly" in str(error):
-                raise RuntimeError(
-                    f"a loader worker died ({error}). If memory ran out, use fewer workers or a smaller prefetch; "
-                    "if the exit code is -7, /dev/shm is too small for the steps or a shard was cut short."
-                ) from error
-            raise
-        return pickle.loads(element.data) if self._num_workers else element
-
-    def close(self) -> None:
-        """Let go of the iterator at once: grain's own clean-up at interpreter exit comes too late and complains."""
-        if self._iterator is not None:
-            iterator, self._iterator = self._iterator, None
-            iterator.close()
-
-
-@dataclass(frozen=True)
-class _AsBytes:
-    """A step as one array of bytes, which grain hands over in shared memory.
-
-    Only a name then goes through the pipe. A worker that is killed in the middle of a longer message leaves its reader
-    waiting for the rest for ever.
-    """
-
-    builder: StepBuilder
-
-    def __call__(self, index: int) -> np.ndarray:
-        return np.frombuffer(pickle.dumps(self.builder(index), protocol=5), np.uint8)
-
-
-def _prepare_worker(index: int, count: int) -> None:
-    """A worker lives as long as its parent, which alone decides what a signal to the whole group means."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-
-    def follow_parent() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow_parent, daemon=True).start()
-
-
-def _import_grain() -> Any:
-    """grain, without its warning that JAX's profiler is missing."""
-    from absl import logging as absl_logging
-
-    verbosity = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(absl_logging.ERROR)
-    try:
-        import grain
-    finally:
-        absl_logging.set_verbosity(verbosity)
-    return grain

@@ -37,7 +37,8 @@ class Placement:
     """Length of every row."""
 
 
-def _check_at_least(least: int, **values: int | None) -> None:
+def check_at_least(least: int, **values: int | None) -> None:
+    """Refuse settings that are not integers of at least so much; None means unset."""
     for name, value in values.items():
         if value is not None and (not isinstance(value, int) or value < least):
             raise UserError(f"{name} must be an integer of at least {least}, got {value!r}.")
@@ -51,7 +52,7 @@ class Padded:
     """Most rows of a micro-batch on one rank; None for one micro-batch per step."""
 
     def __post_init__(self) -> None:
-        _check_at_least(1, micro_batch_rows=self.micro_batch_rows)
+        check_at_least(1, micro_batch_rows=self.micro_batch_rows)
 
     def arrange(self, lengths: np.ndarray, seq_len: int, world_size: int) -> list[Placement]:
         rows = np.arange(len(lengths))
@@ -72,7 +73,7 @@ class Packed:
     """Most rows of a micro-batch on one rank; None for one micro-batch per step."""
 
     def __post_init__(self) -> None:
-        _check_at_least(1, row_length=self.row_length, micro_batch_rows=self.micro_batch_rows)
+        check_at_least(1, row_length=self.row_length, micro_batch_rows=self.micro_batch_rows)
 
     def arrange(self, lengths: np.ndarray, seq_len: int, world_size: int) -> list[Placement]:
         row_length = self.row_length or DEFAULT_ROW_SEQUENCES * seq_len
@@ -94,8 +95,8 @@ class Grouped:
     """Positions that take as long as beginning one more micro-batch."""
 
     def __post_init__(self) -> None:
-        _check_at_least(1, max_tokens=self.max_tokens)
-        _check_at_least(0, overhead=self.overhead)
+        check_at_least(1, max_tokens=self.max_tokens)
+        check_at_least(0, overhead=self.overhead)
 
     def arrange(self, lengths: np.ndarray, seq_len: int, world_size: int) -> list[Placement]:
         order = np.argsort(-lengths, kind="stable")  # longest first, so that memory runs out at once or never

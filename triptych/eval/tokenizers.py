@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from triptych.eval.audio import dnsmos, transcribe, word_error_rate
 from triptych.eval.image import psnr
 from triptych.scenes.judge import score
+from triptych.scenes.picture import PICTURE
 from triptych.scenes.samples import scene_sample
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Task
@@ -46,3 +48,16 @@ def check_tokenizers(
             results[f"mos_{name}"] = float(dnsmos(version)[:, 2].mean())
             report(f"speech, {name}: WER {results[f'wer_{name}']:.3f}, DNSMOS {results[f'mos_{name}']:.2f}")
     return results
+
+
+def contact_sheet(bundle: TokenizerBundle, split: str = "test", columns: int = 12, rows: int = 4) -> Image.Image:
+    """Pictures of a split, and below each its round trip, at twice their size."""
+    samples = [scene_sample(Task.IMAGE_TEXT, split, index) for index in range(columns * rows)]
+    pictures = [sample.image for sample in samples if sample.image is not None]
+    rebuilt = bundle.image.decode(bundle.image.encode(pictures))
+    cell = PICTURE + 2
+    sheet = Image.new("RGB", (columns * cell, 2 * rows * cell), "gray")
+    for index, pair in enumerate(zip(pictures, rebuilt)):
+        for below, image in enumerate(pair):
+            sheet.paste(image, ((index % columns) * cell + 1, (2 * (index // columns) + below) * cell + 1))
+    return sheet.resize((2 * sheet.width, 2 * sheet.height), Image.Resampling.NEAREST)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triptych.errors import CheckpointError, DataError, UserError
+from triptych.errors import CheckpointError, DataError, UserError, require
 from triptych.tokenizers.base import Sound, Tokenizer, hash_arrays, read_spec, write_spec
 from triptych.vocab import Modality
 
@@ -233,9 +233,8 @@ class Dac:
     @classmethod
     def from_pretrained(cls, source: str | Path, codebooks: int = 4, codebook_offsets: bool = False) -> Codec:
         """The tokenizer from a local folder or a hub name ("descript/dac_24khz")."""
-        from transformers import DacModel
-
-        return Codec(cls(_from_pretrained(DacModel, source)), codebooks, codebook_offsets)
+        dac = require("transformers", "codecs", "the DAC tokenizer").DacModel
+        return Codec(cls(_from_pretrained(dac, source)), codebooks, codebook_offsets)
 
     def encode(self, wave_T: Tensor) -> Tensor:
         return self.model.encode(wave_T[None, None]).audio_codes[0]
@@ -289,6 +288,7 @@ def higgs_model_class() -> Any:
     Its module imports torchaudio for one function, the resampling from 24 to 16 kHz. It always gets ours: ids should
     not depend on what else is installed. The stand-in is in `sys.modules` only during that import.
     """
+    require("transformers", "codecs", "the Higgs Audio tokenizer")
     name = "transformers.models.higgs_audio_v2_tokenizer"
     for needed in ("transformers.audio_utils", "transformers.models.auto", "transformers.processing_utils", name):
         importlib.import_module(needed)  # before the stand-in is there, so that none of them takes it for the real one

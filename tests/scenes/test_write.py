@@ -1,0 +1,52 @@
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+from triptych.data.transforms import open_image, open_sound
+from triptych.scenes import write
+from triptych.scenes.samples import scene_sample
+from triptych.scenes.write import write_scenes
+from triptych.vocab import Task
+
+pytest.importorskip("hibari", reason="the data extra, which speaks, is not installed")
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    monkeypatch.setattr(write, "SAMPLES_PER_FILE", 3)
+
+
+def members(path):
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}
+
+
+def test_the_files_hold_the_samples(tmp_path):
+    done = list(write_scenes(tmp_path, "test", list(Task), num_samples=4, seed=0, workers=1))
+    assert sum(done) == 12
+    lines = (tmp_path / "test/text/00001.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [scene_sample(Task.TEXT, "test", 3).text]
+    pictures = members(tmp_path / "test/image-text/00000.tar")
+    assert list(pictures) == [f"00000000{i}.{ending}" for i in range(3) for ending in ("png", "txt")]
+    expected = scene_sample(Task.IMAGE_TEXT, "test", 2)
+    assert pictures["000000002.txt"].decode() == expected.text
+    assert (np.asarray(open_image(pictures["000000002.png"])) == np.asarray(expected.image)).all()
+    speech = members(tmp_path / "test/audio-text/00001.tar")
+    spoken = scene_sample(Task.AUDIO_TEXT, "test", 3)
+    sound = open_sound(speech["000000003.flac"])
+    assert speech["000000003.txt"].decode() == spoken.text
+    assert sound.rate == spoken.sound.rate
+    np.testing.assert_allclose(sound.samples, spoken.sound.samples, atol=1e-4)
+
+
+def test_a_second_run_writes_only_what_is_missing(tmp_path):
+    list(write_scenes(tmp_path, "train", [Task.TEXT], 9, seed=0, workers=1))
+    first, second = tmp_path / "train/text/00000.jsonl", tmp_path / "train/text/00001.jsonl"
+    before = second.read_bytes()
+    second.unlink()
+    first.write_text("kept as it is")
+    assert list(write_scenes(tmp_path, "train", [Task.TEXT], 9, seed=0, workers=1)) == [6, 3]
+    assert second.read_bytes() == before
+    assert first.read_text() == "kept as it is"

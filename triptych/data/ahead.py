@@ -1,0 +1,126 @@
+"""Calling a function of a number ahead of time, in order, in a thread or in worker processes.
+
+grain does the work. What is added here is how it ends: a worker that is killed is an error and not a hang, workers
+never outlive their parent, and nobody complains at exit.
+"""
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """An iterator over make(first), make(first + 1), ... that runs ahead by up to `prefetch` calls, per worker.
+
+    Without workers one thread makes them, or, with `prefetch=0`, the caller. An error of `make` comes out where its
+    result would have, with its type and message.
+    """
+
+    def __init__(self, make: Callable[[int], T], first: int, stop: int | None, num_workers: int, prefetch: int):
+        grain = _import_grain()
+        numbers = grain.MapDataset.range(first, sys.maxsize if stop is None else stop)
+        self._folder = _memory_folder() if num_workers else None
+        if self._folder is None:
+            threads = grain.ReadOptions(num_threads=min(1, prefetch), prefetch_buffer_size=prefetch)
+            results = numbers.map(make).to_iter_dataset(threads)
+        else:
+            no_threads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+            workers = grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=prefetch)
+            results = numbers.map(_ToFile(make, self._folder)).to_iter_dataset(no_threads)
+            results = results.mp_prefetch(workers, partial(_prepare_worker, self._folder))
+        self._running = [iter(results)]
+        self._finalize = weakref.finalize(self, _stop, self._running, self._folder)
+
+    def __next__(self) -> T:
+        try:
+            result = next(self._running[0])
+            return result if self._folder is None else _take_file(self._folder / str(result))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, RuntimeError) and "terminated unexpectedly" in str(error):
+                raise RuntimeError(
+                    f"a loader worker died ({error}) If memory ran out, use fewer workers or a smaller prefetch; "
+                    "exit code -7 means that a shard was cut short while it was being read."
+                ) from error
+            raise
+
+    def close(self) -> None:
+        """Stop running ahead; not to be used after that."""
+        self._finalize()
+
+
+def _stop(running: list[Any], folder: Path | None) -> None:
+    # The list lets go of the iterator here and now. What is left of it at exit complains when it is collected.
+    while running:
+        running.pop().close()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _ToFile:
+    """Leaves a result in a file for the parent; only its number goes through grain's pipe.
+
+    A worker that is killed in the middle of a long message leaves its reader waiting for the rest for ever. grain can
+    pass arrays in shared memory instead, but leaks at exit what was not fetched, and dies of SIGBUS when it is full.
+    """
+
+    make: Callable[[int], Any]
+    folder: Path
+
+    def __call__(self, number: int) -> int:
+        (self.folder / str(number)).write_bytes(pickle.dumps(self.make(number), protocol=5))
+        return number
+
+
+def _take_file(path: Path) -> Any:
+    result = pickle.loads(path.read_bytes())
+    path.unlink()
+    return result
+
+
+def _memory_folder() -> Path:
+    """A new folder, in memory where the system has such a place."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="triptych-", dir=memory if os.access(memory, os.W_OK) else None))
+
+
+def _prepare_worker(folder: Path, index: int, count: int) -> None:
+    """A worker lives as long as its parent, which alone decides what a signal to the whole group means."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+    def follow_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            return
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+
+
+def _import_grain() -> Any:
+    """grain, without its warning that JAX's profiler is missing."""
+    from absl import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        import grain
+    finally:
+        logging.set_verbosity(verbosity)
+    return grain
