@@ -6,7 +6,8 @@ from triptych.cli import main
 def test_the_demo_writes_a_page_with_all_three_forms(tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path / "page"), "--sentences", "2"]) == 0
     page = (tmp_path / "page/index.html").read_text()
-    assert len(re.findall("data:image/png;base64", page)) == 4
+    assert len(re.findall("class='picture'", page)) == 4
+    assert len(re.findall("class='spectrogram'", page)) == 4
     assert len(re.findall("data:audio/wav;base64", page)) == 4
     said = capsys.readouterr().out
     assert "index.html" in said

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -18,8 +19,10 @@ from triptych.scenes.judge import read, relation_holds, same_scene
 from triptych.scenes.picture import draw, place
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.speech import speak
+from triptych.tokenizers.audio import resample
 from triptych.tokenizers.base import Sound
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.tokenizers.mel import MelConfig
 from triptych.vocab import Task
 
 _SEED = 7
@@ -135,8 +138,9 @@ h1 { font-weight: 600; } .trip { border-top: 1px solid #ddd; padding: 1rem 0; }
 .row { display: flex; gap: 2rem; flex-wrap: wrap; align-items: flex-start; }
 figure { margin: 0; } figcaption { font-size: .8rem; color: #666; max-width: 20rem; }
 img { width: 160px; height: 160px; image-rendering: pixelated; border: 1px solid #ddd; }
-img.wave { width: 320px; height: 80px; image-rendering: auto; }
-audio { width: 320px; display: block; } code { font-size: .75rem; color: #555; word-break: break-word; }
+.sounds { display: flex; flex-direction: column; gap: 1rem; }
+img.spectrogram { width: 320px; height: 80px; image-rendering: auto; display: block; }
+audio { width: 322px; height: 32px; display: block; } code { font-size: .75rem; color: #555; word-break: break-word; }
 """
 
 
@@ -160,9 +164,10 @@ def _section(trip: RoundTrip) -> str:
             _image_tag(trip.picture_back),
             f"from {len(trip.picture_ids)} ids, {trip.psnr:.1f} dB; the judge reads: {trip.picture_read}",
         )
-        + _figure(_audio_tag(trip.sound), f"spoken, {trip.sound.seconds:.1f} s")
-        + _figure(_audio_tag(trip.sound_back), f"from {len(trip.sound_ids)} ids")
-        + "</div></div>"
+        + "<div class='sounds'>"
+        + _figure(_sound_tags(trip.sound), f"spoken, {trip.sound.seconds:.1f} s")
+        + _figure(_sound_tags(trip.sound_back), f"from {len(trip.sound_ids)} ids")
+        + "</div></div></div>"
     )
 
 
@@ -170,15 +175,25 @@ def _figure(content: str, caption: str) -> str:
     return f"<figure>{content}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
-def _image_tag(image: Image.Image) -> str:
+def _image_tag(image: Image.Image, kind: str = "picture") -> str:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
-    return f"<img alt='' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
+    return f"<img class='{kind}' alt='' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
 
 
-def _audio_tag(sound: Sound) -> str:
+def _sound_tags(sound: Sound) -> str:
+    """The sound's spectrogram above a player."""
     import soundfile
 
     buffer = io.BytesIO()
     soundfile.write(buffer, sound.samples, sound.rate, format="WAV", subtype="PCM_16")
-    return f"<audio controls src='data:audio/wav;base64,{base64.b64encode(buffer.getvalue()).decode()}'></audio>"
+    player = f"<audio controls src='data:audio/wav;base64,{base64.b64encode(buffer.getvalue()).decode()}'></audio>"
+    return _image_tag(_spectrogram(sound), "spectrogram") + player
+
+
+def _spectrogram(sound: Sound) -> Image.Image:
+    """Log-mels, low tones at the bottom, loud ones dark."""
+    mel = MelConfig()
+    log_mel = mel.log_mel(torch.from_numpy(resample(sound, mel.rate).samples)).numpy()
+    level = (log_mel - np.log(mel.floor)) / (log_mel.max() - np.log(mel.floor))
+    return Image.fromarray(np.round(255 * (1 - level.T[::-1])).astype(np.uint8))

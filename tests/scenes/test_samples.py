@@ -5,6 +5,8 @@ from triptych.errors import UserError
 from triptych.scenes.grammar import parse
 from triptych.scenes.judge import read, same_scene, shows
 from triptych.scenes.samples import QUESTION_SHARE, scene_sample
+from triptych.scenes.speech import trim
+from triptych.tokenizers.base import Sound
 from triptych.vocab import Task
 
 
@@ -53,3 +55,13 @@ def test_speech_says_its_caption():
 def test_an_unknown_split_names_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'train'"):
         scene_sample(Task.TEXT, "trian", 0)
+
+
+def test_quiet_around_speech_is_cut_and_nothing_else():
+    rate = 24_000
+    said = np.sin(np.arange(rate) / 20).astype(np.float32)
+    quiet = np.full(rate // 2, 1e-4, np.float32)
+    trimmed = trim(Sound(np.concatenate([quiet, said, quiet[:6000], said, quiet]), rate))
+    assert trimmed.seconds == pytest.approx(2.25 + 2 * 0.05, abs=0.02)
+    assert trimmed.samples[int(0.06 * rate) :][:100] == pytest.approx(said[int(0.01 * rate) :][:100], abs=0.2)
+    assert trim(Sound(quiet, rate)).seconds == 0.5

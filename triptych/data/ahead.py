@@ -106,7 +106,7 @@ def _prepare_worker(folder: Path, index: int, count: int) -> None:
     def follow_parent() -> None:
         parent = multiprocessing.parent_process()
         if parent is not None:
-            return
+            parent.join()
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(1)
 

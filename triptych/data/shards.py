@@ -13,6 +13,7 @@ Samples are read through a memory map, so opening a data set costs nothing and w
 
 import hashlib
 import json
+import mmap
 import os
 import struct
 import zlib
@@ -150,8 +151,8 @@ class Shard:
         self.path, self.task = path, task
         arrays = _map_arrays(path)
         try:
-            self.tokens, self.offsets = arrays["tokens"], np.asarray(arrays["offsets"])
-            self.splits, self._crc32 = np.asarray(arrays["splits"]), np.asarray(arrays["crc32"])
+            self.tokens, self.offsets = arrays["tokens"], arrays["offsets"]
+            self.splits, self._crc32 = arrays["splits"], arrays["crc32"]
         except KeyError as error:
             raise DataError(f"{path} is not a token shard: it has no array {error}.") from error
         lengths = np.diff(self.offsets)
@@ -252,6 +253,7 @@ def _map_arrays(path: Path) -> dict[str, np.ndarray]:
             if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - 8):
                 raise ValueError(f"header of {header_bytes} bytes")
             header = json.loads(file.read(header_bytes))
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         arrays: dict[str, np.ndarray] = {}
         for name, entry in header.items():
             if name == "__metadata__":
@@ -262,9 +264,7 @@ def _map_arrays(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError(f"array {name!r} does not fit its shape")
             if 8 + header_bytes + stop > file_bytes:
                 raise ValueError("the file is cut short")
-            # An empty array cannot be mapped.
-            where = 8 + header_bytes + start
-            arrays[name] = np.memmap(path, dtype, "r", where, (shape[0],)) if stop > start else np.zeros(0, dtype)
+            arrays[name] = np.frombuffer(mapped, dtype, shape[0], 8 + header_bytes + start)
         return arrays
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
