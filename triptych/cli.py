@@ -126,7 +126,7 @@ def _describe_tokenize(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.01,
         metavar="FRACTION",
-        help="stop when more samples than this are bad; 10 always may be (default: %(default)s)",
+        help="stop when more samples than this are bad; 10 always may be, unless it is 0 (default: %(default)s)",
     )
     work.add_argument("--overwrite", action="store_true", help="begin anew, whatever data set is in OUT")
 

@@ -231,6 +231,14 @@ def test_too_many_bad_samples_stop_the_run(tmp_path: Path) -> None:
     assert (manifest.num_samples, manifest.bad_samples) == (80, 20)
 
 
+def test_zero_allows_no_bad_sample(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(['{"text": "good"}'] * 9 + ["{"]))
+    assert run(path, tmp_path / "lenient").bad_samples == 1  # a few always may be
+    with pytest.raises(DataError, match=r"1 of 10 samples are bad, more than --max-bad 0 allows"):
+        run(path, tmp_path / "strict", max_bad=0)
+
+
 def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" ")
     with pytest.raises(DataError, match=r"all 1 samples are bad \(1 empty text\)"):

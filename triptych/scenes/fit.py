@@ -30,7 +30,7 @@ TEXT_DOCUMENTS = 30_000
 TEXT_VOCABULARY = 1_024  # an upper bound: merging ends when every word of the world is one token
 IMAGE_STEPS, IMAGE_BATCH = 4_000, 16
 IMAGE_NETWORK: dict[str, Any] = {"channels": (64, 128), "patch": 4, "codes": 1_024, "latent_channels": 8, "groups": 8}
-SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_DECODER_STEPS = 3_000, 3, 6_000
+SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_DECODER_STEPS = 4_000, 2, 4_000
 
 
 def fit_text(report: Report) -> ByteBPE:

@@ -76,7 +76,7 @@ def fit_decoder(
     steps: int,
     generator: torch.Generator,
     learning_rate: float = 2e-3,
-    crop_frames: int = 24,
+    crop_frames: int = 20,
     batch: int = 16,
     report: Report = print,
 ) -> SpectrumDecoder:

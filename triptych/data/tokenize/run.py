@@ -176,7 +176,8 @@ def _make_shards(
 
 def _check_bad(bad: list[BadSample], read: int, max_bad: float, folder: Path) -> None:
     """Stop when too much of the input is bad: then it is more likely misunderstood than damaged."""
-    if len(bad) > max(_BAD_ALWAYS_ALLOWED, max_bad * read):
+    allowed = max(_BAD_ALWAYS_ALLOWED, max_bad * read) if max_bad else 0  # who says 0 means none
+    if len(bad) > allowed:
         write_bad(folder, bad)
         raise DataError(
             f"{len(bad):,} of {read:,} samples are bad, more than --max-bad {max_bad:g} allows "
