@@ -183,14 +183,19 @@ def test_a_stopped_run_says_how_to_go_on(number: int, code: int, tokenizers: Pat
     path.write_text(line * 6000)
     words = ["tokenize", path, "--out", tmp_path / "out", "--tokenizers", tokenizers, "--samples-per-shard", 100]
     process = subprocess.Popen(
-        [*COMMAND, *map(str, words), "--workers", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*COMMAND, *map(str, words), "--workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Tests that run in the background of a shell inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not list((tmp_path / "out").glob("shard-*")):
         assert process.poll() is None
         time.sleep(0.002)
     # Ctrl-C reaches the workers too, as it does in a terminal.
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert errors == "triptych: stopped; run the same command again to go on.\n"
     wait_until_gone(process.pid)

@@ -420,6 +420,19 @@ def _choose(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     raise UserError(f"unknown verb {words[0]!r}.{did_you_mean(words[0], list(VERBS))}")
 
 
+def parse(words: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
+    """What a command line asks for."""
+    name, rest = _choose(words)
+    verb = VERBS[name]
+    parser = _Parser(
+        f"triptych {name}",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.describe(parser)
+    return verb, parser.parse(rest)
+
+
 class _Terminated(BaseException):
     """SIGTERM, as an exception: like Ctrl-C it must pass through everything that catches errors."""
 
@@ -439,15 +452,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] in ("-V", "--version"):
             print(f"triptych {triptych.__version__}")
             return 0
-        name, rest = _choose(words)
-        verb = VERBS[name]
-        parser = _Parser(
-            f"triptych {name}",
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        verb.describe(parser)
-        verb.run(parser.parse(rest))
+        verb, args = parse(words)
+        verb.run(args)
         sys.stdout.flush()
         return 0
     except UserError as error:

@@ -65,7 +65,7 @@ def run_demo(out: Path, sentences: int, console: Console) -> Path:
         f"One vocabulary of {ids.size:,} ids: {ids.text:,} for text, {ids.image:,} for pictures, "
         f"{ids.audio:,} for sound and {special} special ones."
     )
-    console.print(f"Done in {time.monotonic() - started:.0f} s. Look and listen: [bold]{page}[/bold]")
+    console.print(f"Done in {time.monotonic() - started:.0f} s. Look and listen: [bold]{page}[/bold]", soft_wrap=True)
     return page
 
 

@@ -12,6 +12,7 @@ from triptych.scenes.judge import score
 from triptych.scenes.picture import PICTURE
 from triptych.scenes.samples import scene_sample
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.vocab import Task
 
 
@@ -43,7 +44,10 @@ def check_tokenizers(
         ids = bundle.audio.encode(voices)
         again = bundle.audio.decode(ids)
         results["tokens_per_second"] = sum(map(len, ids)) / sum(sound.seconds for sound in voices)
-        for name, version in (("true", voices), ("rebuilt", again)):
+        versions = {"true": voices, "rebuilt": again}
+        if isinstance(bundle.audio, MelRVQ) and bundle.audio.decoder is not None:
+            versions["without_network"] = bundle.audio.without_decoder().decode(ids)
+        for name, version in versions.items():
             results[f"wer_{name}"] = word_error_rate(said, transcribe(version))
             results[f"mos_{name}"] = float(dnsmos(version)[:, 2].mean())
             report(f"speech, {name}: WER {results[f'wer_{name}']:.3f}, DNSMOS {results[f'mos_{name}']:.2f}")
@@ -51,7 +55,7 @@ def check_tokenizers(
 
 
 def contact_sheet(bundle: TokenizerBundle, split: str = "test", columns: int = 12, rows: int = 4) -> Image.Image:
-    """Pictures of a split, and below each its round trip, at twice their size."""
+    """Pictures of a split, and below each its round trip."""
     samples = [scene_sample(Task.IMAGE_TEXT, split, index) for index in range(columns * rows)]
     pictures = [sample.image for sample in samples if sample.image is not None]
     rebuilt = bundle.image.decode(bundle.image.encode(pictures))
@@ -60,4 +64,4 @@ def contact_sheet(bundle: TokenizerBundle, split: str = "test", columns: int = 1
     for index, pair in enumerate(zip(pictures, rebuilt)):
         for below, image in enumerate(pair):
             sheet.paste(image, ((index % columns) * cell + 1, (2 * (index // columns) + below) * cell + 1))
-    return sheet.resize((2 * sheet.width, 2 * sheet.height), Image.Resampling.NEAREST)
+    return sheet

@@ -92,6 +92,10 @@ class MelRVQ:
         self.mel = mel or MelConfig()
         self.codebook_offsets = codebook_offsets
 
+    def without_decoder(self) -> "MelRVQ":
+        """The same codes, with the mels inverted directly: what the network is measured against."""
+        return MelRVQ(self.mean, self.basis, self.codebooks, None, self.mel, self.codebook_offsets)
+
     @property
     def num_codebooks(self) -> int:
         return self.codebooks.shape[0]
