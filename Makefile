@@ -2,6 +2,9 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# Where to find PyTorch, if not where pip looks anyway. On Linux, pip's default build is for CUDA and several GB large;
+# `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` takes the CPU build.
+TORCH_INDEX ?=
 # One thread per process: two that fight over the cores are slower than one.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
@@ -12,6 +15,7 @@ export HF_HUB_OFFLINE ?= 1
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Triptych needs Python 3.11 or newer"'
 	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet -c constraints.txt torch --index-url $(TORCH_INDEX))
 
 # A stamp per set of extras, renewed when the dependencies change.
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python

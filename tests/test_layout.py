@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "vocab": {"errors"},
     "tokenizers": {"errors", "vocab"},
     "data": {"errors", "vocab", "tokenizers"},
+    "diffusion": {"errors", "vocab", "data"},
     "scenes": {"errors", "vocab", "tokenizers", "data"},
     "eval": {"errors", "vocab", "tokenizers", "data", "scenes"},
     "demo": {"errors", "vocab", "tokenizers", "data", "scenes", "eval"},

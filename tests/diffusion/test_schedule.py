@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from triptych.diffusion.schedule import Cosine, Geometric, Linear, Polynomial, complement_weight
+from triptych.errors import UserError
+
+SCHEDULES = [Linear(), Cosine(), Polynomial(0.5), Polynomial(2), Polynomial(3), Geometric()]
+TIMES = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
+
+pytestmark = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+
+
+def test_the_derivative_is_that_of_autograd(schedule):
+    t = TIMES.clone().requires_grad_()
+    (derivative,) = torch.autograd.grad(schedule.alpha(t).sum(), t)
+    torch.testing.assert_close(schedule.alpha_prime(TIMES), derivative, rtol=1e-10, atol=1e-12)
+
+
+def test_the_weights_are_their_definitions(schedule):
+    alpha, slope = schedule.alpha(TIMES), schedule.alpha_prime(TIMES)
+    torch.testing.assert_close(schedule.weight(TIMES), -slope / (1 - alpha), rtol=1e-7, atol=0)
+    torch.testing.assert_close(complement_weight(schedule, TIMES), -slope / alpha, rtol=1e-10, atol=0)
+    assert (schedule.weight(TIMES) > 0).all()
+
+
+def test_all_is_kept_at_first_and_nothing_at_last(schedule):
+    start, end = schedule.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))
+    assert 1 - float(start) <= 1.1e-5  # the geometric schedule starts a hair below
+    assert float(end) <= 1e-8
+    assert (schedule.alpha(TIMES).diff() < 0).all()
+
+
+def test_the_inverse(schedule):
+    torch.testing.assert_close(schedule.time_of(schedule.alpha(TIMES)), TIMES, rtol=1e-9, atol=1e-9)
+
+
+def test_the_mean_share_of_masked_tokens_is_that_of_the_table(schedule):
+    t = torch.linspace(0, 1, 200_001, dtype=torch.float64)
+    expected = {
+        Linear(): 1 / 2,
+        Cosine(): 2 / torch.pi,
+        Polynomial(0.5): 2 / 3,
+        Polynomial(2): 1 / 3,
+        Polynomial(3): 1 / 4,
+        Geometric(): 0.246,
+    }[schedule]
+    assert float(torch.trapezoid(1 - schedule.alpha(t), t)) == pytest.approx(expected, abs=1e-3)
+
+
+def test_single_precision_stays_close(schedule):
+    torch.testing.assert_close(schedule.weight(TIMES.float()).double(), schedule.weight(TIMES), rtol=2e-4, atol=0)
+
+
+def test_impossible_parameters_are_refused(schedule):
+    with pytest.raises(UserError, match="must be positive"):
+        Polynomial(0)
+    with pytest.raises(UserError, match="0 < lowest < highest"):
+        Geometric(2.0, 1.0)
