@@ -13,14 +13,15 @@ export HF_HUB_OFFLINE ?= 1
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Triptych needs Python 3.11 or newer"'
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Triptych needs Python 3.11 or newer"'
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet -c constraints.txt torch --index-url $(TORCH_INDEX))
 
 # A stamp per set of extras, renewed when the dependencies change.
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
-	touch $@
+	@echo "Installing Triptych and what it needs into $(VENV): one to two GB, some minutes ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	@touch $@
 
 demo: $(VENV)/.installed-data
 	$(BIN)/triptych demo

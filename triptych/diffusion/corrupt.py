@@ -1,0 +1,140 @@
+"""The forward process on a batch: when, what and how a token is masked, as a pure function of the sample.
+
+Times and masks depend on (seed, epoch, sample id, view) and, for the strata of the times, on the place of the sample in
+the global batch and the step: never on ranks, rows or what was drawn before. Resuming needs no random state.
+
+    time      stratified over the global batch: the sample in slot i gets a random point of stratum permutation(i)
+    what      both sides of a pair by default; with some probability only one side, the other given whole
+    mask      position p is masked if its own uniform number is below 1 - alpha(t)
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from triptych.data.mix import permute, random_bits
+from triptych.data.types import Batch
+from triptych.diffusion.schedule import Linear, Schedule, complement_weight
+from triptych.errors import UserError
+from triptych.vocab import Modality, Vocabulary
+
+# R rows, T tokens in a row, S sequences in the batch, M modalities
+
+_STRATUM, _TIME, _MASK, _SIDE, _CHANCE = range(5)  # what a sample's random bits are for
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorruptConfig:
+    """How training inputs are masked."""
+
+    schedule: Schedule = field(default_factory=Linear)
+    """How many tokens are kept at time t."""
+    time_mode: Literal["shared", "per_modality"] = "shared"
+    """One time for a whole sequence (the joint ELBO), or one for each modality in it (averages conditional ELBOs)."""
+    p_one_sided: float = 0.0
+    """Probability that only one side of a pair, either with even odds, is masked and the other is given whole."""
+    p_prompt_masked: float = 0.0
+    """Probability that the text of a pair is masked whole and not predicted: the unconditional branch of guidance."""
+    smallest_time: float = 1e-3
+    """Times are drawn from here to 1; with complements also only up to 1 minus this."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.time_mode not in ("shared", "per_modality"):
+            raise UserError(f"time_mode must be 'shared' or 'per_modality', got {self.time_mode!r}.")
+        if min(self.p_one_sided, self.p_prompt_masked) < 0 or self.p_one_sided + self.p_prompt_masked > 1:
+            raise UserError(
+                "p_one_sided and p_prompt_masked must not be negative nor sum to more than 1, "
+                f"got {self.p_one_sided} and {self.p_prompt_masked}."
+            )
+        if not 0 < self.smallest_time < 0.5:
+            raise UserError(f"smallest_time must lie between 0 and 0.5, got {self.smallest_time}.")
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """A batch as the model sees it, and what it is to predict."""
+
+    tokens: np.ndarray
+    """[R, T] int32, with each modality's own MASK where it is masked."""
+    predicted: np.ndarray
+    """[R, T] bool, masked positions whose loss counts."""
+    weight: np.ndarray
+    """[S, M] float64, the ELBO weight of a predicted token of that modality in that sequence."""
+    num_eligible: np.ndarray
+    """[S] int64, how many positions could have been predicted: what a mean over a sequence divides by."""
+    times: np.ndarray
+    """[S, M] float64."""
+
+
+def corrupt(
+    batch: Batch,
+    vocabulary: Vocabulary,
+    config: CorruptConfig,
+    *,
+    step: int,
+    global_batch: int,
+    view: Literal[0, 1] | None = None,
+) -> Corrupted:
+    """Mask a batch. Views 0 and 1 of a sample mask complementary positions, each with its own weight (anti-masking)."""
+    times_SM = sample_times(batch, config, step, global_batch, both_ends=view is not None)
+    keep_SM = config.schedule.alpha(torch.from_numpy(times_SM)).numpy()
+    weigh = config.schedule.weight if view != 1 else lambda t: complement_weight(config.schedule, t)
+    weight_SM = weigh(torch.from_numpy(times_SM)).numpy()
+
+    if not len(batch.sample_ids):  # an empty micro-batch, there so that all ranks have as many
+        return Corrupted(batch.tokens, batch.maskable, weight_SM, np.zeros(0, np.int64), times_SM)
+
+    # Padding has segment 0; it borrows sequence 0 and is never maskable.
+    sequence_RT = np.maximum(batch.segment_ids.astype(np.int64) - 1, 0)
+    modality_RT = np.minimum(batch.modality_ids, len(Modality) - 1)
+    eligible_RT, whole_RT = _sides(batch, config, sequence_RT)
+    uniform_RT = _uniform(
+        random_bits(config.seed, _MASK, batch.epochs[sequence_RT], batch.sample_ids[sequence_RT], batch.positions)
+    )
+    chosen_RT = uniform_RT >= keep_SM[sequence_RT, modality_RT]
+    predicted_RT = eligible_RT & (chosen_RT if view != 1 else ~chosen_RT)
+
+    masks = np.array([vocabulary.mask(modality) for modality in Modality], np.int32)
+    tokens_RT = np.where(predicted_RT | whole_RT, masks[modality_RT], batch.tokens)
+    num_eligible = np.bincount(sequence_RT[eligible_RT], minlength=len(batch.sample_ids))
+    return Corrupted(tokens_RT, predicted_RT, weight_SM, num_eligible, times_SM)
+
+
+def sample_times(
+    batch: Batch, config: CorruptConfig, step: int, global_batch: int, both_ends: bool = False
+) -> np.ndarray:
+    """[S, M] times: stratified over the global batch, the same for all modalities or one for each.
+
+    The strata are dealt by a random permutation: without it, a batch whose tasks take turns would always give small
+    times to one task and large ones to another.
+    """
+    columns = []
+    for modality in Modality:
+        number = modality if config.time_mode == "per_modality" else 0
+        strata = permute(batch.slots, np.array([global_batch]), config.seed, _STRATUM, step, number)
+        inside = _uniform(random_bits(config.seed, _TIME, batch.epochs, batch.sample_ids, number))
+        columns.append((strata + inside) / global_batch)
+    lowest, highest = config.smallest_time, 1 - config.smallest_time if both_ends else 1.0
+    return lowest + (highest - lowest) * np.stack(columns, axis=1)
+
+
+def _sides(batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which positions may be predicted, and which are masked whole without being predicted; both [R, T]."""
+    is_pair_S = batch.tasks > 0
+    chance_S = _uniform(random_bits(config.seed, _CHANCE, batch.epochs, batch.sample_ids))
+    only_text_S = random_bits(config.seed, _SIDE, batch.epochs, batch.sample_ids) % np.uint64(2) == 0
+    one_sided_S = is_pair_S & (chance_S < config.p_one_sided)
+    prompt_masked_S = is_pair_S & (chance_S >= 1 - config.p_prompt_masked)
+
+    is_text_RT = batch.modality_ids == Modality.TEXT
+    given_RT = one_sided_S[sequence_RT] & (is_text_RT != only_text_S[sequence_RT])
+    whole_RT = batch.maskable & prompt_masked_S[sequence_RT] & is_text_RT
+    return batch.maskable & ~given_RT & ~whole_RT, whole_RT
+
+
+def _uniform(bits: np.ndarray) -> np.ndarray:
+    """64 random bits -> [0, 1), with all the 53 bits a double has."""
+    return (bits >> np.uint64(11)) * 2.0**-53
