@@ -164,13 +164,15 @@ examples:
 def _run_show(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from triptych.data.show import find_datasets, render, show
+    from triptych.data.show import find_datasets, names_of, render, show
 
     datasets = find_datasets(args.folders)
     show(datasets, Console(), examples=args.n, tokenizers=args.tokenizers)
     if args.render:
         written = [
-            path for data in datasets for path in render(data, args.render, count=args.n, tokenizers=args.tokenizers)
+            path
+            for data, name in zip(datasets, names_of(datasets))
+            for path in render(data, args.render, name=name, count=args.n, tokenizers=args.tokenizers)
         ]
         print(f"wrote {len(written)} files to {args.render}")
 
@@ -246,9 +248,7 @@ A run that was stopped goes on when the same command is run again."""
     parser.add_argument("--task", **_one_of(labels), action="append", help="one task only; may be repeated")
     parser.add_argument("--samples", type=int, default=1000, metavar="N", help="of each task (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument(
-        "--workers", type=int, default=min(8, len(os.sched_getaffinity(0))), metavar="N", help="default: %(default)s"
-    )
+    parser.add_argument("--workers", type=int, default=min(8, _cpus()), metavar="N", help="default: %(default)s")
 
 
 def _run_write(args: argparse.Namespace) -> None:
@@ -260,8 +260,9 @@ def _run_write(args: argparse.Namespace) -> None:
     from triptych.scenes.write import write_scenes
     from triptych.vocab import Task
 
-    if args.samples < 1 or args.seed < 0:
-        raise UserError(f"--samples must be at least 1 and --seed at least 0, got {args.samples} and {args.seed}.")
+    if args.samples < 1 or args.seed < 0 or args.workers < 1:
+        given = f"{args.samples}, {args.seed} and {args.workers}"
+        raise UserError(f"--samples must be at least 1, --seed 0 and --workers 1, got {given}.")
     tasks = [task for task in Task if not args.task or task.label in args.task]
     columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -277,7 +278,9 @@ def _describe_fit(parser: argparse.ArgumentParser) -> None:
 Fit the embedded tokenizers anew on the training split: text in seconds, image and audio in up to an hour of one core.
 
 example:
-  triptych scenes fit audio --out my-tokenizers"""
+  triptych scenes fit --out my-tokenizers
+
+With one PART only that part is written; the folder can be used once all three are there."""
     parts = ["text", "image", "audio"]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)} (default: all three)")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="folder of the bundle; is made if need be")
@@ -320,6 +323,10 @@ def _run_eval_tokenizers(args: argparse.Namespace) -> None:
     from triptych.eval.tokenizers import check_tokenizers, contact_sheet
     from triptych.tokenizers.bundle import TokenizerBundle
 
+    if args.pictures < 1 or args.sounds < 0:
+        raise UserError(
+            f"--pictures must be at least 1 and --sounds at least 0, got {args.pictures} and {args.sounds}."
+        )
     bundle = TokenizerBundle.load(args.tokenizers)
     results = check_tokenizers(bundle, args.pictures, args.sounds, args.split)
     if args.sheet:
@@ -413,6 +420,8 @@ def _choose(words: Sequence[str]) -> tuple[str, Sequence[str]]:
         if name in VERBS:
             return name, words[length:]
     members = [name for name in VERBS if name.startswith(f"{words[0]} ")]
+    if members and words[1:2] and words[1] in _HELP:
+        raise SystemExit(print("\n".join(f"triptych {name:16} {VERBS[name].summary}" for name in members)))
     if members and len(words) == 1:
         raise UserError(f"`triptych {words[0]}` needs a second word: {' or '.join(members)}.")
     if members:
@@ -446,9 +455,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, _raise_terminated)
     verb = None
     try:
-        if not words or words[0] in _HELP or (words[1:2] and words[1] in _HELP and words[0] not in VERBS):
+        if not words or words in (["-h"], ["--help"], ["help"]):
             print(_overview())
             return 0
+        if words[0] == "help":  # `triptych help tokenize`
+            words = [*words[1:], "--help"]
         if words[0] in ("-V", "--version"):
             print(f"triptych {triptych.__version__}")
             return 0
@@ -463,6 +474,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Who read our output has had enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        # A folder that cannot be made, a file that cannot be written: what the user named, or a full disk.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"triptych: error: {error.strerror or error}{where}", file=sys.stderr)
+        return UserError.exit_code
     except (KeyboardInterrupt, _Terminated) as stop:
         print(f"triptych: {verb.when_stopped if verb else 'stopped.'}", file=sys.stderr)
         return _PREEMPTED if isinstance(stop, _Terminated) else _INTERRUPTED

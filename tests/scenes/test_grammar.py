@@ -99,6 +99,13 @@ def test_each_category_is_drawn_as_asked(category):
     assert {scene.category for scene in scenes(200, category=category)} == {category}
 
 
+@pytest.mark.parametrize("split", [None, "train", "test"])
+def test_categories_are_equally_likely(split):
+    counts = Counter(scene.category for scene in scenes(3000, split=split))
+    assert min(counts.values()) > 420
+    assert max(counts.values()) < 580
+
+
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_splits_share_no_composition(category):
     compositions = {

@@ -26,7 +26,7 @@ def test_every_look_is_read_where_it_stands():
     placed = [Placed(look, *(int(v) for v in rng.integers(0, 41, size=2))) for look in LOOKS]  # at any pixel
     for reading, thing in zip(read([draw([thing]) for thing in placed]), placed):
         assert reading.things == (thing,)
-        assert reading.smudges == 0
+        assert not reading.smudged
 
 
 def test_pictures_of_other_scenes_fail():
@@ -76,7 +76,7 @@ def test_a_smudge_beside_the_right_thing_fails():
     pixels = np.asarray(picture).copy()
     pixels[40:56, 40:56] = np.random.default_rng(0).integers(0, 255, size=(16, 16, 3))
     (reading,) = read([Image.fromarray(pixels)])
-    assert reading.smudges == 1
+    assert reading.smudged
     assert not shows(reading, Scene((Group("cat"),)))
 
 

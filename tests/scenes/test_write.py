@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from triptych.data.transforms import open_image, open_sound
+from triptych.errors import UserError
 from triptych.scenes import write
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.write import write_scenes
@@ -50,3 +51,10 @@ def test_a_second_run_writes_only_what_is_missing(tmp_path):
     assert list(write_scenes(tmp_path, "train", [Task.TEXT], 9, seed=0, workers=1)) == [6, 3]
     assert second.read_bytes() == before
     assert first.read_text() == "kept as it is"
+
+
+def test_other_numbers_are_not_taken_for_the_same(tmp_path):
+    list(write_scenes(tmp_path, "train", [Task.TEXT], 4, seed=0, workers=1))
+    for samples, seed in ((9, 0), (4, 1)):
+        with pytest.raises(UserError, match=r'written with \{"samples": 4, "seed": 0\}'):
+            list(write_scenes(tmp_path, "train", [Task.TEXT], samples, seed=seed, workers=1))

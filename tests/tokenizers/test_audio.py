@@ -292,7 +292,7 @@ def test_no_false_torchaudio_is_left_behind(monkeypatch):
 
 
 def test_wrong_sounds_are_refused(higgs):
-    with pytest.raises(DataError, match=r"is 30\.04 s long, the limit is 30\.0 s"):
+    with pytest.raises(DataError, match=r"is 30\.04 s long, the limit is 30 s"):
         higgs.encode([noise(30.04)])
     for samples in (np.zeros(0), np.zeros((10, 2)), np.array([0.0, np.nan])):
         with pytest.raises(DataError, match="one channel of at least one sample, all finite"):

@@ -11,6 +11,7 @@ Step k is a pure function of the data sets, the configuration and k. To resume i
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +36,7 @@ class LoaderConfig:
     """What is trained on, in which order and in which shape."""
 
     seq_len: int
-    """Most positions of a sequence; text rows have exactly this many."""
+    """Most positions of a sequence; text rows have exactly this many, unless a whole shard has fewer."""
     global_batch: int
     """Sequences per step, over all ranks and micro-batches."""
     layout: Layout = field(default_factory=Packed)
@@ -64,6 +65,10 @@ class LoaderConfig:
         check_at_least(_MIN_SEQ_LEN, seq_len=self.seq_len)
         check_at_least(1, global_batch=self.global_batch)
         check_at_least(0, num_workers=self.num_workers, prefetch=self.prefetch, seed=self.seed)
+        if not isinstance(self.layout, Layout):
+            raise UserError(f"layout must be Padded(), Packed() or Grouped(), got {self.layout!r}.")
+        if self.seed >= 2**63:
+            raise UserError(f"seed must be below 2**63, got {self.seed}.")
         if self.num_workers and not self.prefetch:
             raise UserError("prefetch must be at least 1 when there are workers; try prefetch=2.")
         if not 0 <= self.p_subsample <= 1:
@@ -197,7 +202,7 @@ class Loader:
 
     def __init__(
         self,
-        datasets: Sequence[TokenDataset],
+        datasets: Sequence[TokenDataset | str | Path],
         config: LoaderConfig,
         rank: int = 0,
         world_size: int = 1,
@@ -208,17 +213,20 @@ class Loader:
     ):
         if not 0 <= rank < world_size:
             raise UserError(f"rank must lie in [0, world_size={world_size}), got {rank}.")
-        vocabulary = _common_vocabulary(datasets)
-        seeds = [None if one_pass else int(random_bits(config.seed, number)[0]) for number in range(len(datasets))]
-        sources = [_source(dataset, config, seed) for dataset, seed in zip(datasets, seeds)]
+        if start_step < 0 or (num_steps is not None and num_steps < 0):
+            raise UserError(f"start_step and num_steps must not be negative, got {start_step} and {num_steps}.")
+        opened = [item if isinstance(item, TokenDataset) else TokenDataset(item) for item in datasets]
+        vocabulary = _common_vocabulary(opened)
+        seeds = [None if one_pass else int(random_bits(config.seed, number)[0]) for number in range(len(opened))]
+        sources = [_source(dataset, config, seed) for dataset, seed in zip(opened, seeds)]
         sizes = [len(source) for source in sources]
-        shares = None if one_pass else _shares(datasets, sizes, config)
+        shares = None if one_pass else _shares(opened, sizes, config)
         stream = OnePass(sizes) if shares is None else Mixture(sizes, shares, config.seed)
         if stream.length is not None:
             steps_in_pass = -(-stream.length // config.global_batch)
             num_steps = steps_in_pass if num_steps is None else min(num_steps, steps_in_pass)
         self.config, self.num_steps = config, num_steps
-        self.fingerprint = _fingerprint(datasets, shares, config)
+        self.fingerprint = _fingerprint(opened, shares, config)
         self._builder = StepBuilder(sources, stream, config, vocabulary, rank, world_size)
         self._step = start_step
         self._ahead: Ahead[Step] | None = None
@@ -264,14 +272,17 @@ class Loader:
 
     def restore(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Continue from a saved state; refused, unless forced, if the steps would not be those of that run."""
-        differences = _differences(state["fingerprint"], self.fingerprint)
+        step, fingerprint = state.get("step"), state.get("fingerprint")
+        if not isinstance(step, int) or step < 0 or not isinstance(fingerprint, Mapping):
+            raise DataError(f"this is not a state of a loader: {str(dict(state))[:100]}.")
+        differences = _differences(fingerprint, self.fingerprint)
         if differences and not force:
             raise DataError(
                 f"these are not the batches of the saved run: {'; '.join(differences)}. "
                 "Go back to what it used, start a new run, or force it."
             )
         self.close()
-        self._step = int(state["step"])
+        self._step = step
 
 
 # -- what a loader is made of -----------------------------------------------------------------------------------------

@@ -208,8 +208,8 @@ class Pairs:
 
     def _check_media_fits(self) -> None:
         for number, info in enumerate(self.dataset.manifest.shards):
-            splits = open_shard(self.dataset, number).splits
-            if len(splits) and splits.max() + PAIR_SPECIALS > self._seq_len:
+            if info.longest_media + PAIR_SPECIALS > self._seq_len:
+                splits = open_shard(self.dataset, number).splits
                 worst = int(splits.argmax())
                 raise DataError(
                     f"{self.dataset.folder / info.file}: sample {worst} has {splits[worst]} media tokens, which with "

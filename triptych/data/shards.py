@@ -12,12 +12,15 @@ Samples are read through a memory map, so opening a data set costs nothing and w
 """
 
 import hashlib
+import itertools
 import json
 import mmap
 import os
 import struct
+import threading
 import zlib
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +50,8 @@ class ShardInfo:
     sha256: str
     samples: int
     tokens: int
+    longest_media: int = 0
+    """Most media tokens of a sample: whether a sequence length suffices can be told without opening the shard."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,7 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Changes when any sample of the data set changes."""
-        content = [self.task, self.vocabulary, self.tokenizers, [shard.sha256 for shard in self.shards]]
+        content = [self.task, self.vocabulary, self.tokenizers, [asdict(shard) for shard in self.shards]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -91,19 +96,33 @@ class Manifest:
                 f"{folder} is not a finished data set: {MANIFEST} is missing. "
                 "Make one with `triptych tokenize`, or run the same command again to finish it."
             ) from error
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path} cannot be read ({error}).") from error
         try:
             if content.pop("format") != "triptych-shards" or content.pop("version") != 1:
                 raise KeyError("format")
             fingerprint = content.pop("fingerprint")
             manifest = cls(**{**content, "shards": [ShardInfo(**shard) for shard in content["shards"]]})
-            Task[manifest.task]
+            _check_types(manifest)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is not a Triptych manifest of version 1 ({error!r}).") from error
         if manifest.fingerprint != fingerprint:
             raise DataError(f"{path} was edited: its fingerprint does not match its content. Tokenize again.")
         return manifest
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Raise TypeError or KeyError for what only a damaged or hand-written manifest holds."""
+    Task[manifest.task]
+    texts = [manifest.name, manifest.created_by, *(shard.file for shard in manifest.shards)]
+    counts = [manifest.bad_samples]
+    counts += [n for shard in manifest.shards for n in (shard.samples, shard.tokens, shard.longest_media)]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a name is not a text")
+    if not all(isinstance(count, int) and 0 <= count < 2**62 for count in counts):
+        raise TypeError("a count is not a number that can be")
+    if not isinstance(manifest.settings, dict) or not isinstance(manifest.tokenizers, dict):
+        raise TypeError("settings and tokenizers must be objects")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -136,7 +155,8 @@ def write_shard(path: Path, samples: Sequence[TokenSample], vocabulary: Vocabula
         }
     )
     write_atomically(path, content)
-    return ShardInfo(path.name, hashlib.sha256(content).hexdigest(), len(records), int(offsets[-1]))
+    longest = max((len(sample.media) for sample in samples), default=0)
+    return ShardInfo(path.name, hashlib.sha256(content).hexdigest(), len(records), int(offsets[-1]), longest)
 
 
 def _checksum(record: np.ndarray, split: int) -> int:
@@ -184,38 +204,67 @@ class Shard:
         return TokenSample(self.task, record[:split], record[split:])
 
 
+class _OpenShards:
+    """The shards that are open in this process, over all data sets: the least recently used is closed first.
+
+    An open shard is a memory map and a file descriptor, of which a process may have about a thousand.
+    """
+
+    def __init__(self, most: int):
+        self._most, self._lock = most, threading.Lock()
+        self._shards: OrderedDict[tuple[int, int], Shard] = OrderedDict()
+
+    def get(self, owner: int, number: int, open_: Callable[[], Shard]) -> Shard:
+        with self._lock:
+            shard = self._shards.pop((owner, number), None)
+            if shard is None:
+                shard = open_()
+            self._shards[owner, number] = shard
+            if len(self._shards) > self._most:
+                self._shards.popitem(last=False)
+            return shard
+
+
+_OPEN_SHARDS = _OpenShards(most=256)
+_owners = itertools.count()
+
+
 class TokenDataset:
-    """Random access to all samples of a folder of shards; shards are opened when first used."""
+    """Random access to all samples of a folder of shards; shards are opened when they are used."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.manifest = Manifest.load(self.folder)
         self.task = Task[self.manifest.task]
         self.vocabulary = Vocabulary(**self.manifest.vocabulary)
-        self._shards: list[Shard | None] = [None] * len(self.manifest.shards)
+        self._owner = next(_owners)
         self._starts = np.concatenate([[0], np.cumsum([info.samples for info in self.manifest.shards])])
 
     def __len__(self) -> int:
         return self.manifest.num_samples
 
     def __getstate__(self) -> dict:
-        """Workers get the folder, not the open files."""
-        state = self.__dict__ | {"_shards": [None] * len(self._shards)}
-        state.pop("lengths", None)
-        return state
+        """Workers get the folder, not the lengths, which they can read themselves."""
+        return {name: value for name, value in self.__dict__.items() if name != "lengths"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__ = state | {"_owner": next(_owners)}
 
     def shard(self, number: int) -> Shard:
-        opened = self._shards[number]
-        if opened is None:
-            info = self.manifest.shards[number]
-            path = self.folder / info.file
-            if path.parent != self.folder:
-                raise DataError(f"{self.folder / MANIFEST} names a shard outside its folder: {info.file!r}.")
-            opened = Shard(path, self.task)
-            if len(opened) != info.samples or len(opened.tokens) != info.tokens:
-                raise DataError(f"{path} does not fit {MANIFEST}: it holds {len(opened)} samples, not {info.samples}.")
-            self._shards[number] = opened
-        return opened
+        return _OPEN_SHARDS.get(self._owner, number, lambda: self._open(number))
+
+    def _open(self, number: int) -> Shard:
+        info = self.manifest.shards[number]
+        path = self.folder / info.file
+        if path.parent != self.folder:
+            raise DataError(f"{self.folder / MANIFEST} names a shard outside its folder: {info.file!r}.")
+        shard = Shard(path, self.task)
+        if len(shard) != info.samples or len(shard.tokens) != info.tokens:
+            raise DataError(
+                f"{path} does not fit {MANIFEST}: "
+                f"it holds {len(shard)} samples and {len(shard.tokens)} tokens, not {info.samples} and {info.tokens}."
+            )
+        return shard
 
     def __getitem__(self, index: int) -> TokenSample:
         if not 0 <= index < len(self):
@@ -226,21 +275,25 @@ class TokenDataset:
     @cached_property
     def lengths(self) -> np.ndarray:
         """Number of tokens of every sample, without specials."""
-        parts = [self.shard(number).lengths for number in range(len(self._shards))]
+        parts = [self.shard(number).lengths for number in range(len(self.manifest.shards))]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def verify(self) -> list[str]:
         """Read everything; one line for each file that does not match the manifest."""
         problems = []
-        for info in self.manifest.shards:
+        for number, info in enumerate(self.manifest.shards):
             path = self.folder / info.file
             try:
                 with open(path, "rb") as file:
                     actual = hashlib.file_digest(file, "sha256").hexdigest()
                 if actual != info.sha256:
                     problems.append(f"{path}: SHA-256 is {actual[:12]}..., the manifest says {info.sha256[:12]}...")
+                else:
+                    self.shard(number)
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}")
+            except DataError as error:
+                problems.append(str(error))
         return problems
 
 
@@ -268,7 +321,7 @@ def _map_arrays(path: Path) -> dict[str, np.ndarray]:
         return arrays
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a readable token shard ({error}). Restore it from a copy or tokenize again."
         ) from error

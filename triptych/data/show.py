@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from triptych.data.shards import MANIFEST, TokenDataset
 from triptych.errors import DataError, UserError
@@ -45,26 +46,43 @@ def show(
         console.print()
 
 
-def render(dataset: TokenDataset, folder: str | Path, *, count: int = 4, tokenizers: str | None = None) -> list[Path]:
-    """Decode some samples back into .txt, .png and .wav files."""
+def names_of(datasets: Sequence[TokenDataset]) -> list[str]:
+    """Names to tell data sets apart: those of their folders, with their parents' where two are alike."""
+    for depth in (1, 2, 3):
+        names = ["-".join(dataset.folder.resolve().parts[-depth:]) for dataset in datasets]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name}-{number}" for number, name in enumerate(names)]
+
+
+def render(
+    dataset: TokenDataset,
+    folder: str | Path,
+    *,
+    name: str | None = None,
+    count: int = 4,
+    tokenizers: str | None = None,
+) -> list[Path]:
+    """Decode some samples back into .txt, .png and .wav files, called NAME-number, by default after its folder."""
     folder = Path(folder)
     bundle = open_tokenizers(dataset, tokenizers)
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    written: list[Path] = []
+    name = name or names_of([dataset])[0]
     for index in _spread(len(dataset), count):
         sample = dataset[index]
-        stem = folder / f"{dataset.manifest.name}-{index:06d}"
-        text = stem.with_suffix(".txt")
+        stem = f"{name}-{index:06d}"
+        text = folder / f"{stem}.txt"
         text.write_text(bundle.text.decode([sample.text])[0], encoding="utf-8")
         written.append(text)
         match dataset.task:
             case Task.IMAGE_TEXT:
-                written.append(stem.with_suffix(".png"))
+                written.append(folder / f"{stem}.png")
                 bundle.image.decode([sample.media])[0].save(written[-1])
             case Task.AUDIO_TEXT:
                 import soundfile
 
-                written.append(stem.with_suffix(".wav"))
+                written.append(folder / f"{stem}.wav")
                 sound = bundle.audio.decode([sample.media])[0]
                 soundfile.write(written[-1], sound.samples, sound.rate, subtype="PCM_16")
     return written
@@ -75,7 +93,12 @@ def open_tokenizers(dataset: TokenDataset, source: str | None = None) -> Tokeniz
     source = source or dataset.manifest.settings.get("tokenizers")
     if not source:
         raise UserError(f"{dataset.folder} does not say where its tokenizers are; name them with --tokenizers.")
-    bundle = TokenizerBundle.load(source)
+    try:
+        bundle = TokenizerBundle.load(source)
+    except UserError as error:
+        raise DataError(
+            f"the tokenizers of {dataset.folder} cannot be had: {error} Name them with --tokenizers."
+        ) from error
     for modality, expected in dataset.manifest.tokenizers.items():
         found = bundle.fingerprints.get(modality)
         if found != expected:
@@ -88,7 +111,7 @@ def open_tokenizers(dataset: TokenDataset, source: str | None = None) -> Tokeniz
 
 def _facts(dataset: TokenDataset) -> Table:
     manifest, lengths, vocabulary = dataset.manifest, dataset.lengths, dataset.vocabulary
-    table = Table(title=manifest.name, title_justify="left", show_header=False, box=None, title_style="bold")
+    table = Table(title=Text(manifest.name), title_justify="left", show_header=False, box=None, title_style="bold")
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     rows: dict[str, Any] = {
@@ -105,7 +128,7 @@ def _facts(dataset: TokenDataset) -> Table:
         "made by": manifest.created_by,
     }
     for name, value in rows.items():
-        table.add_row(name, str(value))
+        table.add_row(name, Text(str(value)))
     return table
 
 
@@ -162,7 +185,7 @@ def _examples(dataset: TokenDataset, count: int, tokenizers: str | None) -> Iter
 
 def _spread(total: int, count: int) -> list[int]:
     """`count` numbers, evenly spread over range(total)."""
-    return sorted({int(index) for index in np.linspace(0, total - 1, min(count, total))}) if total else []
+    return sorted({int(index) for index in np.linspace(0, total - 1, min(count, total))}) if total and count > 0 else []
 
 
 def verify(datasets: Iterable[TokenDataset], console: Console) -> None:

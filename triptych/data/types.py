@@ -56,7 +56,7 @@ class Batch:
     maskable: np.ndarray
     """[R, T] bool, whether diffusion may mask the position."""
     sample_ids: np.ndarray
-    """[S] int64, the same id for the same sample in every epoch, on any number of ranks."""
+    """[S] int64, which sequence of which source: the same pair, or text row by number, on any number of ranks."""
     epochs: np.ndarray
     """[S] int32, how often its source had been read before."""
     slots: np.ndarray

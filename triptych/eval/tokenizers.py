@@ -31,7 +31,7 @@ def check_tokenizers(
 
     originals = [sample.image for sample in samples if sample.image is not None]
     scenes = [sample.scene for sample in samples]
-    rebuilt = bundle.image.decode(bundle.image.encode(originals))
+    rebuilt = _round_trip(bundle, originals)
     results["psnr_db"] = float(np.mean([psnr(a, b) for a, b in zip(originals, rebuilt)]))
     results["judge_true"], results["judge_rebuilt"] = score(originals, scenes), score(rebuilt, scenes)
     report(
@@ -55,6 +55,12 @@ def check_tokenizers(
     return results
 
 
+def _round_trip(bundle: TokenizerBundle, pictures: Sequence[Image.Image]) -> list[Image.Image]:
+    """Through the image tokenizer and back, at the size they had."""
+    rebuilt = bundle.image.decode(bundle.image.encode(pictures))
+    return [new if new.size == old.size else new.resize(old.size) for new, old in zip(rebuilt, pictures)]
+
+
 def _hear(sounds: Sequence[Sound], report: Callable[[str], None], portion: int = 25) -> list[str]:
     heard: list[str] = []
     for start in range(0, len(sounds), portion):
@@ -67,7 +73,7 @@ def contact_sheet(bundle: TokenizerBundle, split: str = "test", columns: int = 1
     """Pictures of a split, and below each its round trip."""
     samples = [scene_sample(Task.IMAGE_TEXT, split, index) for index in range(columns * rows)]
     pictures = [sample.image for sample in samples if sample.image is not None]
-    rebuilt = bundle.image.decode(bundle.image.encode(pictures))
+    rebuilt = _round_trip(bundle, pictures)
     cell = PICTURE + 2
     sheet = Image.new("RGB", (columns * cell, 2 * rows * cell), "gray")
     for index, pair in enumerate(zip(pictures, rebuilt)):

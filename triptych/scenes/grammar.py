@@ -139,8 +139,9 @@ def sample_scene(rng: np.random.Generator, split: str | None = None, category: s
     """A random scene; all six categories are equally likely. By rejection until split and category fit."""
     if category is not None and category not in CATEGORIES:
         raise UserError(f"unknown category {category!r}.{did_you_mean(category, list(CATEGORIES))}")
+    category = category or CATEGORIES[rng.integers(len(CATEGORIES))]
     while True:
-        scene = _sample_of_category(rng, category or CATEGORIES[rng.integers(len(CATEGORIES))])
+        scene = _sample_of_category(rng, category)
         if split is None or scene.split == split:
             return scene
 
@@ -220,8 +221,7 @@ def questions(scene: Scene) -> list[tuple[str, str]]:
     if scene.relation:
         first, second = scene.groups
         for here, there, relation in ((first, second, scene.relation), (second, first, INVERSE[scene.relation])):
-            verb, the = ("is", _say_the(there))
-            found.append((f"what {verb} {relation} {the}?", say_group(here)))
+            found.append((f"what is {relation} {_say_the(there)}?", say_group(here)))
     return found
 
 

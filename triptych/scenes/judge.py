@@ -36,8 +36,8 @@ class Reading:
     """What the judge sees in a picture."""
 
     things: tuple[Placed, ...]
-    smudges: int
-    """Places with something that is no known thing."""
+    smudged: bool
+    """Whether there is something else that is no known thing."""
 
     @property
     def looks(self) -> Counter:
@@ -77,13 +77,13 @@ def read(pictures: Sequence[Image.Image]) -> list[Reading]:
         active = active[good]
     leftover = F.avg_pool2d(contrast_BCHW.square().sum(1, keepdim=True), SIZE, stride=4, divisor_override=1)
     smudged = (leftover.flatten(1) > SMUDGE * energy.min()).any(1)
-    return [Reading(tuple(things), int(smudge)) for things, smudge in zip(found, smudged)]
+    return [Reading(tuple(things), bool(smudge)) for things, smudge in zip(found, smudged)]
 
 
 def shows(reading: Reading, scene: Scene) -> bool:
     """Whether a picture shows exactly the scene: its things, no others, in its relation."""
     wanted = Counter({(group.kind, group.colour): group.count for group in scene.groups})
-    return not reading.smudges and reading.looks == wanted and relation_holds(reading.things, scene)
+    return not reading.smudged and reading.looks == wanted and relation_holds(reading.things, scene)
 
 
 def relation_holds(things: Sequence[Placed], scene: Scene) -> bool:
@@ -101,7 +101,7 @@ def relation_holds(things: Sequence[Placed], scene: Scene) -> bool:
 def describes(text: str, things: Sequence[Placed]) -> bool:
     """Whether a caption is in the grammar, names exactly these things, and says nothing false about their places."""
     scene = parse(text)
-    return scene is not None and shows(Reading(tuple(things), 0), scene)
+    return scene is not None and shows(Reading(tuple(things), False), scene)
 
 
 def same_scene(said: Scene | None, meant: Scene) -> bool:

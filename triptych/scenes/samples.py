@@ -32,6 +32,8 @@ def scene_sample(task: Task, split: str, index: int, seed: int = 0) -> SceneSamp
     """Sample `index` of a split; any index is there, and none depends on another."""
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r}.{did_you_mean(split, list(SPLITS))}")
+    if index < 0 or seed < 0:
+        raise UserError(f"index and seed must not be negative, got {index} and {seed}.")
     rng = np.random.default_rng([seed, SPLITS.index(split), task, index])
     scene = grammar.sample_scene(rng, split)
     match task:

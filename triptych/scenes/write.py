@@ -4,7 +4,8 @@
     FOLDER/SPLIT/image-text/00000.tar       000000000.png + .txt a sample
     FOLDER/SPLIT/audio-text/00000.tar       000000000.flac + .txt a sample
 
-`triptych tokenize` takes it from there. Every file is written whole or not at all, so a stopped run goes on.
+`triptych tokenize` takes it from there. Every file is written whole or not at all, so a stopped run goes on; what is
+being written stands in FOLDER/SPLIT/TASK.json, so that a run with other numbers is not taken for the same.
 """
 
 import io
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.data.shards import write_atomically
+from triptych.errors import UserError
 from triptych.scenes.samples import SceneSample, scene_sample
 from triptych.vocab import Task
 
@@ -42,7 +44,7 @@ def write_scenes(
         for start in range(0, num_samples, SAMPLES_PER_FILE)
     ]
     for task in tasks:
-        (folder / split / task.label).mkdir(parents=True, exist_ok=True)
+        _adopt(folder / split, task, {"samples": num_samples, "seed": seed})
     missing = [file for file in files if not file.path.exists()]
     yield sum(file.stop - file.start for file in files if file not in missing)
     if workers > 1 and len(missing) > 1:
@@ -50,6 +52,18 @@ def write_scenes(
             yield from pool.imap_unordered(_write, missing)
     else:
         yield from map(_write, missing)
+
+
+def _adopt(folder: Path, task: Task, plan: dict[str, int]) -> None:
+    """Make the folder of a task, or go on in it if the same was being written there."""
+    (folder / task.label).mkdir(parents=True, exist_ok=True)
+    path = folder / f"{task.label}.json"
+    if path.exists() and json.loads(path.read_text()) != plan:
+        raise UserError(
+            f"{folder / task.label} was written with {path.read_text().strip()}, not {json.dumps(plan)}; "
+            "choose another folder or delete that one."
+        )
+    write_atomically(path, (json.dumps(plan) + "\n").encode())
 
 
 def _path(folder: Path, split: str, task: Task, start: int) -> Path:

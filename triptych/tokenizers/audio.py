@@ -64,6 +64,22 @@ def _of_length(samples: np.ndarray, length: int) -> np.ndarray:
     return np.pad(samples[:length], (0, max(0, length - len(samples))))
 
 
+def check_sound(sound: Sound, max_seconds: float) -> None:
+    """Refuse what no tokenizer can encode."""
+    if sound.samples.ndim != 1 or not len(sound.samples) or not np.isfinite(sound.samples).all():
+        raise DataError("a sound must be one channel of at least one sample, all finite.")
+    if len(sound.samples) > max_seconds * sound.rate:
+        raise DataError(f"the sound is {sound.seconds:.2f} s long, the limit is {max_seconds:g} s; cut it first.")
+
+
+def check_frames(ids: np.ndarray, codebooks: int, vocab_size: int) -> None:
+    """Refuse ids that are not whole frames of codes."""
+    if ids.ndim != 1 or len(ids) % codebooks:
+        raise UserError(f"audio ids come {codebooks} to a frame, got {ids.shape}.")
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise UserError(f"audio token ids must lie in [0, {vocab_size}), got {ids.min()} to {ids.max()}.")
+
+
 # -- the tokenizer ----------------------------------------------------------------------------------------------------
 
 
@@ -124,12 +140,7 @@ class Codec:
         return [self._encode_one(sound) for sound in items]
 
     def _encode_one(self, sound: Sound) -> np.ndarray:
-        if sound.samples.ndim != 1 or not len(sound.samples) or not np.isfinite(sound.samples).all():
-            raise DataError("a sound must be one channel of at least one sample, all finite.")
-        if len(sound.samples) > self.max_seconds * sound.rate:
-            raise DataError(
-                f"the sound is {sound.seconds:.2f} s long, the limit is {self.max_seconds} s; cut it first."
-            )
+        check_sound(sound, self.max_seconds)
         frames = self.num_frames(sound)
         wave = _of_length(resample(sound, self.network.rate).samples, frames * self.network.hop)
         codes_KF = self.network.encode(torch.from_numpy(wave).to(self.network.model.device))[: self.codebooks]
@@ -148,12 +159,9 @@ class Codec:
         return [self._decode_one(np.asarray(row)) for row in ids]
 
     def _decode_one(self, row: np.ndarray) -> Sound:
-        if row.ndim != 1 or len(row) % self.codebooks:
-            raise UserError(f"audio ids come {self.codebooks} to a frame, got {row.shape}.")
+        check_frames(row, self.codebooks, self.vocab_size)
         if not len(row):
             return Sound(np.zeros(0, np.float32), self.network.rate)
-        if row.min() < 0 or row.max() >= self.vocab_size:
-            raise UserError(f"audio token ids must lie in [0, {self.vocab_size}), got {row.min()} to {row.max()}.")
         codes_KF = row.reshape(-1, self.codebooks).T.astype(np.int64) % self.network.codebook_size
         wave = self.network.decode(torch.from_numpy(codes_KF).to(self.network.model.device)).float().cpu().numpy()
         return Sound(np.clip(_of_length(wave, codes_KF.shape[1] * self.network.hop), -1, 1), self.network.rate)

@@ -50,6 +50,9 @@ class Tokenizer(Protocol[Item]):
 
     def save(self, folder: Path) -> None: ...
 
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer[Item]": ...
+
 
 def write_spec(folder: Path, kind: str, **fields: Any) -> None:
     """Write `tokenizer.json`, the file by which a saved tokenizer is recognised."""
@@ -57,8 +60,8 @@ def write_spec(folder: Path, kind: str, **fields: Any) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"kind": kind, "version": 1, **fields}, indent=2) + "\n")
 
 
-def read_spec(folder: Path, known: Sequence[str]) -> dict[str, Any]:
-    """Read `tokenizer.json`; its kind must be one of `known`."""
+def read_spec(folder: Path, known: Sequence[str] | None = None) -> dict[str, Any]:
+    """Read `tokenizer.json`; its kind must be one of `known`, if any are named."""
     path = folder / "tokenizer.json"
     try:
         spec = json.loads(path.read_text())
@@ -66,10 +69,10 @@ def read_spec(folder: Path, known: Sequence[str]) -> dict[str, Any]:
         raise CheckpointError(f"{folder} holds no tokenizer: {path.name} is missing.") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}).") from error
-    if not isinstance(spec, dict) or spec.get("kind") not in known or spec.get("version") != 1:
-        raise CheckpointError(
-            f"{path} must name one of the kinds {', '.join(known)} (version 1), got {str(spec)[:200]}."
-        )
+    fits = isinstance(spec, dict) and spec.get("version") == 1 and (known is None or spec.get("kind") in known)
+    if not fits:
+        kinds = f"one of the kinds {', '.join(known)}" if known else "a kind of tokenizer"
+        raise CheckpointError(f"{path} must name {kinds} (version 1), got {str(spec)[:200]}.")
     return spec
 
 

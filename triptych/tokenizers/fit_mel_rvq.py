@@ -33,7 +33,8 @@ def fit_mel_rvq(
     waves = [_whole_frames(sound, mel) for sound in sounds]
     features = torch.cat([mel.log_mel(wave).reshape(-1, STACK * mel.bands) for wave in waves])
     mean = features.mean(0)
-    _, _, basis = torch.pca_lowrank(features - mean, components, center=False, niter=4)
+    # Exact, of the small covariance: eigenvalues come in ascending order.
+    basis = torch.linalg.eigh(torch.cov(features.T)).eigenvectors.flip(1)[:, :components].contiguous()
     rest = (features - mean) @ basis
     variance, codebooks = rest.square().sum(), []
     report(f"{len(features):,} frames, {components} components")
@@ -82,7 +83,9 @@ def fit_decoder(
 ) -> SpectrumDecoder:
     """Learn to draw the fine spectrum of the original from the quantised components of random crops."""
     mel = tokenizer.mel
-    decoder = SpectrumDecoder(tokenizer.basis.shape[1], mel.fft // 2 + 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator.initial_seed())
+        decoder = SpectrumDecoder(tokenizer.basis.shape[1], mel.fft // 2 + 1)
     with torch.no_grad():
         targets = [mel.magnitude(wave).clamp(min=1e-4).log().half() for wave in waves]
         inputs = []

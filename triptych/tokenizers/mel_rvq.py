@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from triptych.errors import CheckpointError, DataError
-from triptych.tokenizers.audio import resample
+from triptych.errors import CheckpointError
+from triptych.tokenizers.audio import check_frames, check_sound, resample
 from triptych.tokenizers.base import Sound, hash_arrays, read_spec, write_spec
 from triptych.tokenizers.mel import MelConfig, griffin_lim
 from triptych.vocab import Modality
@@ -123,13 +123,12 @@ class MelRVQ:
 
     @torch.no_grad()
     def encode(self, items: Sequence[Sound]) -> list[np.ndarray]:
-        """Frame after frame, coarse to fine; ceil(25 seconds) frames, the last filled up with silence."""
+        """Frame after frame, coarse to fine: 25 frames a second, at least 2, the last filled up with silence."""
         return [self.quantize(self.components(sound)).flatten().numpy().astype(np.int32) for sound in items]
 
     def components(self, sound: Sound) -> Tensor:
         """The continuous features [N, C] that are quantised."""
-        if not 0 < sound.seconds <= MAX_SECONDS:
-            raise DataError(f"a sound must last more than 0 and at most {MAX_SECONDS:g} s, got {sound.seconds:.2f} s.")
+        check_sound(sound, MAX_SECONDS)
         samples = torch.from_numpy(np.ascontiguousarray(resample(sound, self.mel.rate).samples, dtype=np.float32))
         samples = nn.functional.pad(samples, (0, -len(samples) % self.samples_per_frame))
         # The spectrogram mirrors half a window at the ends, so it needs at least two token frames.
@@ -149,25 +148,20 @@ class MelRVQ:
     def dequantize(self, ids_NK: Tensor) -> Tensor:
         """Ids [N, K] -> [N, C], the sum of their codes."""
         if self.codebook_offsets:
-            ids_NK = ids_NK - torch.arange(self.num_codebooks) * self.codebooks.shape[1]
-            if ids_NK.numel() and (ids_NK.min() < 0 or ids_NK.max() >= self.codebooks.shape[1]):
-                raise DataError("audio ids are out of order: every id must belong to its place's codebook.")
+            ids_NK = ids_NK % self.codebooks.shape[1]  # an id in a wrong place is read as that place's
         return sum(codes[ids] for codes, ids in zip(self.codebooks, ids_NK.T))
 
     # -- sound --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def decode(self, ids: Sequence[np.ndarray]) -> list[Sound]:
-        """Ids -> sound; a last frame that lacks codes is dropped."""
-        return [self._decode(torch.from_numpy(np.asarray(item, dtype=np.int64))) for item in ids]
+        return [self._decode(np.asarray(row)) for row in ids]
 
-    def _decode(self, ids: Tensor) -> Sound:
-        if ids.numel() and (ids.min() < 0 or ids.max() >= self.vocab_size):
-            raise DataError(f"audio ids must lie in [0, {self.vocab_size}), got {int(ids.min())} to {int(ids.max())}.")
-        frames = len(ids) // self.num_codebooks
-        if frames == 0:
+    def _decode(self, row: np.ndarray) -> Sound:
+        check_frames(row, self.num_codebooks, self.vocab_size)
+        if not len(row):
             return Sound(np.zeros(0, np.float32), self.mel.rate)
-        components = self.dequantize(ids[: frames * self.num_codebooks].view(frames, self.num_codebooks))
+        components = self.dequantize(torch.from_numpy(row.astype(np.int64)).view(-1, self.num_codebooks))
         samples = griffin_lim(self.magnitude(components), self.mel)
         return Sound(samples.clamp(-1, 1).numpy(), self.mel.rate)
 

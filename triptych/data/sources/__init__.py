@@ -5,6 +5,7 @@
 A new format is one `Format` in one module and one line in FORMATS.
 """
 
+import csv
 import glob
 import hashlib
 import itertools
@@ -30,7 +31,17 @@ __all__ = ["FORMATS", "BadSample", "Item", "Part", "ReadOptions", "Source", "ope
 # In a folder, the first format that finds something wins: a folder of captioned pictures also holds .txt files.
 FORMATS = (LIBRISPEECH, TABLE, PAIRS, WEBDATASET, PARQUET, TXT)
 
-_UNREADABLE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)  # what a damaged file makes readers raise
+# The others may stand beside these: captions are .txt files, transcripts lie beside sounds.
+_NEVER_TOGETHER = (TABLE.name, PAIRS.name, WEBDATASET.name, PARQUET.name)
+
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    zlib.error,
+    tarfile.TarError,
+    csv.Error,
+)  # what a damaged file makes readers raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,10 @@ def open_source(
     """
     options = options or ReadOptions()
     formats = FORMATS if format is None else (_format_named(format),)
-    parts = [part for text in inputs for path in _expand(text) for part in _parts_of(path, formats)]
+    every = [part for text in inputs for path in _expand(text) for part in _parts_of(path, formats)]
+    parts = list({part.path.resolve(): part for part in every}.values())  # a file that is named twice is read once
+    if task not in (None, Task.TEXT) and any(part.format is TXT for part in parts):
+        raise UserError(f"plain text files hold no {task.label} samples; leave --task out or name other inputs.")
     task = task if task is not None else _common_task(parts, options)
     return Source(parts, task, options)
 
@@ -120,6 +134,8 @@ def _format_named(name: str) -> Format:
 
 def _expand(text: str) -> list[Path]:
     """A path, or all that match a pattern, sorted. {00..12} counts, {a,b} lists, * ? [] are as in a shell."""
+    if not text:
+        raise UserError("an input is an empty text; is a shell variable not set?")
     if Path(text).exists():
         return [Path(text)]
     found = []
@@ -136,6 +152,8 @@ def _expand_braces(text: str) -> list[str]:
     if brace is None:
         return [text]
     first, last, listed = brace.groups()
+    if first and int(first) > int(last):
+        raise UserError(f"the range {{{first}..{last}}} in {text!r} is empty; write the lower number first.")
     words = listed.split(",") if listed else [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     head, tail = text[: brace.start()], text[brace.end() :]
     return [head + word + rest for word in words for rest in _expand_braces(tail)]
@@ -143,11 +161,18 @@ def _expand_braces(text: str) -> list[str]:
 
 def _parts_of(path: Path, formats: Sequence[Format]) -> list[Part]:
     files = _walk(path) if path.is_dir() else [path]
+    found: dict[str, list[Part]] = {}
     for format in formats:
         claimed = [file for file in files if format.claims(file)]
         picked = format.pick(claimed) if path.is_dir() else claimed
         if picked:
-            return [Part(file, format, file.stat().st_size) for file in picked]
+            found[format.name] = [Part(file, format, file.stat().st_size) for file in picked]
+    rivals = [name for name in found if name in _NEVER_TOGETHER]
+    if len(rivals) > 1:
+        examples = ", ".join(f"{name} ({found[name][0].path})" for name in rivals)
+        raise UserError(f"{path} holds samples of several formats: {examples}. Choose with --format.")
+    if found:
+        return next(iter(found.values()))
     kinds = "\n".join(f"  {format.name:12} {format.looks_for}" for format in formats)
     what = f"among the {len(files)} files in {path}" if path.is_dir() else f"in {path}"
     raise DataError(f"found no samples {what}. Looked for:\n{kinds}")
@@ -159,7 +184,7 @@ def _walk(folder: Path) -> list[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted(found)
+    return sorted(file for file in found if file.exists())  # a link may lead nowhere
 
 
 def _common_task(parts: Sequence[Part], options: ReadOptions) -> Task:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, cast
 from triptych.data.sources.base import BadSample
 from triptych.errors import require
 
-MAX_TEXT_BYTES = 256 << 20  # of one document; more is a decompression bomb or a file without line ends
+MAX_TEXT_BYTES = 32 << 20  # of one document; more is a decompression bomb or a file without line ends
 
 
 class CountedFile(io.BufferedReader):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.data.sources.base import Format, Reading, ReadOptions
-from triptych.data.sources.tables import MEDIA_COLUMNS, TEXT_COLUMNS, sample_of, task_of_row
+from triptych.data.sources.tables import MEDIA_COLUMNS, TEXT_COLUMNS, sample_of, task_of_rows
 from triptych.errors import DataError, require
 from triptych.vocab import Task
 
@@ -19,17 +19,39 @@ def _rows(path: Path, tasks: list[Task], options: ReadOptions) -> Iterator[tuple
     parquet = require("pyarrow.parquet", "data", "reading Parquet files")
     with parquet.ParquetFile(path) as file:
         columns = [name for name in file.schema_arrow.names if name in wanted]
+        if not columns:
+            names = ", ".join(map(repr, file.schema_arrow.names[:12]))
+            raise DataError(f"{path} has none of the columns that are looked for, only {names}. See --text-key.")
         total, number = max(file.metadata.num_rows, 1), 0
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            for row in batch.to_pylist():
+            for row in _records(batch):
                 number += 1
                 yield number / total, f"{path}:{number}", row
 
 
+def _records(batch: Any) -> list[dict[str, Any]]:
+    """The rows of a batch. A text that is no UTF-8 becomes bytes, which spoil only its own row."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        arrow = require("pyarrow", "data", "reading Parquet files")
+        columns = {}
+        for name, column in zip(batch.schema.names, batch.columns):
+            is_text = arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type)
+            raw = column.cast(arrow.binary()).to_pylist() if is_text else column.to_pylist()
+            columns[name] = [_text_or_bytes(value) if is_text else value for value in raw]
+        return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+
+def _text_or_bytes(value: bytes | None) -> str | bytes | None:
+    try:
+        return value if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
 def _task_of_parquet(path: Path, options: ReadOptions) -> Task:
-    for _, _, row in _rows(path, list(Task), options):
-        return task_of_row(row, path, options)
-    raise DataError(f"{path} holds no rows.")
+    return task_of_rows((row for _, _, row in _rows(path, list(Task), options)), path, options)
 
 
 def _read_parquet(path: Path, task: Task, options: ReadOptions) -> Reading:

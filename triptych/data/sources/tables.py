@@ -6,9 +6,9 @@ duration) need no format of their own. Relative paths start at the folder of the
 """
 
 import csv
+import itertools
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ MEDIA_COLUMNS = {
         *_PATH_COLUMNS,
     ),
 }
+_MEDIA_ONLY = ("image", "image_path", "img", "audio_filepath", "audio", "audio_path")
+_MOST_SECONDS = 1e9
+_ROWS_LOOKED_AT = 1000  # to find out what a table holds
 _MAX_FIELD_BYTES = 16 << 20  # in CSV, where a quote left open would swallow the rest of the file
 _JSON_LINES = (".jsonl", ".ndjson")
 Row = Mapping[str, Any]
@@ -92,7 +95,7 @@ def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions
         return BadSample(key, f"file too large: more than {MAX_MEDIA_BYTES >> 20} MiB")
     try:
         offset, duration = _seconds(row.get("offset")), _seconds(row.get("duration"))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return BadSample(key, f"bad offset or duration: {row.get('offset')!r}, {row.get('duration')!r}")
     return RawSample(
         key, text.strip(), str(folder / media) if isinstance(media, str) else media, offset or 0.0, duration
@@ -108,13 +111,28 @@ def _seconds(value: Any) -> float | None:
     if value is None or value == "":
         return None
     seconds = float(value)
-    if not (math.isfinite(seconds) and seconds >= 0):
+    if not 0 <= seconds < _MOST_SECONDS:
         raise ValueError(value)
     return seconds
 
 
-def task_of_row(row: Row, path: Path, options: ReadOptions) -> Task:
-    """What the samples of a table are, judged by its first row."""
+def task_of_rows(rows: Iterable[Row], path: Path, options: ReadOptions) -> Task:
+    """What the samples of a table are, judged by its first row, or by more if that has a column for media but none."""
+    column = None
+    for row in itertools.islice(rows, _ROWS_LOOKED_AT):
+        task = _task_of_row(row, path, options)
+        column = next((name for name in row if name in _MEDIA_ONLY), None)
+        if task != Task.TEXT or column is None:
+            return task
+    if column is None:
+        raise DataError(f"{path} holds no rows that can be read.")
+    raise DataError(
+        f"{path} has a column {column!r}, but no picture or sound in it: expected bytes, or paths of files ending in "
+        f"{', '.join(IMAGE_SUFFIXES + AUDIO_SUFFIXES)}. To take the texts alone, give --task text."
+    )
+
+
+def _task_of_row(row: Row, path: Path, options: ReadOptions) -> Task:
     if find_text(row, options) is None:
         wanted = f"a string under {options.text_key!r}" if options.text_key else f"one of {', '.join(TEXT_COLUMNS)}"
         raise DataError(f"{path} has no text: looked for {wanted}, found {_columns(row)}. Choose with --text-key.")
@@ -172,10 +190,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
 
 
 def _task_of_table(path: Path, options: ReadOptions) -> Task:
-    for _, _, row in _rows(path):
-        if isinstance(row, Mapping):
-            return task_of_row(row, path, options)
-    raise DataError(f"{path} holds no rows that can be read.")
+    return task_of_rows((row for _, _, row in _rows(path) if isinstance(row, Mapping)), path, options)
 
 
 def _read_table(path: Path, task: Task, options: ReadOptions) -> Reading:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from triptych.data.sources.base import MAX_MEDIA_BYTES, BadSample, Format, Item, Reading, ReadOptions, task_of_name
-from triptych.data.sources.files import CountedFile, decode_text, decompressed, plain_name
+from triptych.data.sources.files import CountedFile, decode_text, decompressed
 from triptych.data.sources.tables import MEDIA_COLUMNS, sample_of
 from triptych.errors import DataError
 from triptych.vocab import Task
@@ -134,7 +134,7 @@ def _task_of_tar(path: Path, options: ReadOptions) -> Task:
 WEBDATASET = Format(
     name="webdataset",
     looks_for="*.tar[.gz] with members like 0001.jpg + 0001.txt, or 0001.flac + 0001.json",
-    claims=lambda path: plain_name(path).endswith(".tar"),
+    claims=lambda path: path.name.lower().endswith((".tar", ".tar.gz", ".tgz")),
     task_of=_task_of_tar,
     read=_read_tar,
 )

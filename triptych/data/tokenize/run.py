@@ -102,6 +102,7 @@ def _plan(settings: TokenizeSettings, source: Source, bundle: TokenizerBundle) -
             raise UserError(
                 f"tokenizers {settings.tokenizers!r} have none for {modality.name.lower()}, which the input needs."
             )
+    bundle.verify(modalities)  # ids made with damaged weights would bear the name of the right ones
     fingerprints = bundle.fingerprints
     plan = asdict(settings) | {
         "task": source.task.name,

@@ -47,8 +47,10 @@ class TokenizeSettings:
         for name in ("views", "samples_per_shard"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.max_seconds < float("inf"):
-            raise UserError(f"max_seconds must be a positive number, got {self.max_seconds}.")
+        if self.views > 1000:
+            raise UserError(f"views must be at most 1000, got {self.views}.")
+        if not 0 < self.max_seconds <= 86_400:
+            raise UserError(f"max_seconds must lie between 0 and 86,400, a day; got {self.max_seconds}.")
         if self.seed < 0:
             raise UserError(f"seed must not be negative, got {self.seed}.")
         for name, choice in (("image_transform", ImageTransform), ("too_long", TooLong)):
