@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,3 +211,31 @@ def wait_until_gone(group: int) -> None:
             return
         time.sleep(0.01)
     pytest.fail("some process of the run is still there")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scenes", "write", "/proc/nope/raw", "--task", "text"],
+        ["demo", "--out", "{file}", "--sentences", "1"],
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_line(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = triptych(*(word.replace("{file}", str(tmp_path / "file")) for word in words))
+    assert done.returncode == 2
+    assert re.fullmatch(r"triptych: error: .+\n", done.stderr)
+
+
+@pytest.mark.parametrize("words", [["help", "tokenize"], ["tokenize", "--help"]])
+def test_help_on_a_verb(words: list[str]) -> None:
+    done = triptych(*words)
+    assert done.returncode == 0
+    assert "usage: triptych tokenize" in done.stdout
+
+
+def test_help_on_a_group_lists_its_verbs() -> None:
+    done = triptych("data", "--help")
+    assert done.returncode == 0
+    assert "triptych data show" in done.stdout
+    assert "triptych scenes" not in done.stdout

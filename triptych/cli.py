@@ -265,9 +265,11 @@ def _run_write(args: argparse.Namespace) -> None:
         raise UserError(f"--samples must be at least 1, --seed 0 and --workers 1, got {given}.")
     tasks = [task for task in Task if not args.task or task.label in args.task]
     columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    files = write_scenes(Path(args.folder), args.split, tasks, args.samples, args.seed, args.workers)
+    done_before = next(files)  # so that a folder that cannot be used is found before a bar is drawn
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("", total=len(tasks) * args.samples)
-        for done in write_scenes(Path(args.folder), args.split, tasks, args.samples, args.seed, args.workers):
+        bar = progress.add_task("", total=len(tasks) * args.samples, completed=done_before)
+        for done in files:
             progress.advance(bar, done)
     for task in tasks:
         print(f"{args.folder}/{args.split}/{task.label}: {args.samples:,} samples")

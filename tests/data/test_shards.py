@@ -208,3 +208,61 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         write_atomically(path, b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"old"
+
+
+def test_no_more_files_are_open_than_a_process_may_have(tmp_path: Path) -> None:
+    dataset = make(tmp_path / "set", [[sample([n % 70], [n % 300])] for n in range(400)])
+    for index in [*range(400), *range(0, 400, 7)]:
+        assert dataset[index].text.tolist() == [index % 300]
+    maps = Path("/proc/self/maps").read_text().count(str(tmp_path))
+    assert 0 < maps <= 300
+
+
+def test_the_longest_media_is_in_the_manifest(tmp_path: Path) -> None:
+    dataset = make(tmp_path / "set", [SAMPLES[:2], SAMPLES[2:], []])
+    assert [info.longest_media for info in dataset.manifest.shards] == [3, 6, 0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 3},
+        {"settings": None},
+        {"bad_samples": "x"},
+        {"shards": [{"file": 5, "sha256": "", "samples": 1, "tokens": 1}]},
+        {"shards": [{"file": "a", "sha256": "", "samples": -5, "tokens": 1}]},
+        {"shards": [{"file": "a", "sha256": "", "samples": 1, "tokens": 10**30}]},
+    ],
+)
+def test_a_manifest_of_nonsense_is_one_clear_line(tmp_path: Path, change: dict) -> None:
+    make(tmp_path / "set", [SAMPLES])
+    path = tmp_path / "set" / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match="is not a Triptych manifest") as caught:
+        TokenDataset(tmp_path / "set")
+    assert "\n" not in str(caught.value)
+
+
+def test_verify_sees_a_manifest_that_does_not_fit(tmp_path: Path) -> None:
+    dataset = make(tmp_path / "set", [SAMPLES])
+    (info,) = dataset.manifest.shards
+    wrong = Manifest(
+        name="set",
+        task="IMAGE_TEXT",
+        vocabulary=dataset.manifest.vocabulary,
+        tokenizers=dataset.manifest.tokenizers,
+        shards=[ShardInfo(info.file, info.sha256, info.samples + 1, info.tokens)],
+    )
+    wrong.save(tmp_path / "set")
+    (problem,) = TokenDataset(tmp_path / "set").verify()
+    assert "it holds 5 samples" in problem
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "shard-00000.safetensors"])
+def test_json_without_end_is_refused(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "set", [SAMPLES])
+    nested = b"[" * 200_000
+    content = nested if name == MANIFEST else struct.pack("<Q", len(nested)) + nested
+    (tmp_path / "set" / name).write_bytes(content)
+    with pytest.raises(DataError):
+        _ = TokenDataset(tmp_path / "set")[0]

@@ -439,3 +439,68 @@ def test_fingerprint_changes_with_any_file(tmp_path: Path) -> None:
 
 def test_every_media_suffix_is_known_once() -> None:
     assert not set(base_module.IMAGE_SUFFIXES) & set(base_module.AUDIO_SUFFIXES)
+
+
+# -- what could be taken for something else ---------------------------------------------------------------------------
+
+
+def test_a_stray_table_does_not_hide_the_pictures(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(0))
+    (tmp_path / "a.txt").write_text("a picture")
+    (tmp_path / "notes.csv").write_text("text\nsomething else\n")
+    with pytest.raises(UserError, match=r"several formats: table .*notes\.csv.*, pairs .*a\.png.*--format"):
+        open_source([str(tmp_path)])
+    assert texts(read(tmp_path, format="pairs")) == ["a picture"]
+
+
+def test_a_column_for_media_without_any_is_not_taken_for_text(tmp_path: Path) -> None:
+    rows = [{"text": "one", "image": None}, {"text": "two", "image": "a.png"}]
+    assert open_source([str(write_jsonl(tmp_path / "later.jsonl", rows))]).task == Task.IMAGE_TEXT
+    unusable = {"m4a": {"audio_filepath": "x.m4a", "text": "t"}, "url": {"image": "https://x/y.jpg", "text": "t"}}
+    for name, row in unusable.items():
+        path = write_jsonl(tmp_path / f"{name}.jsonl", [row])
+        with pytest.raises(DataError, match=r"no picture or sound in it.*--task text"):
+            open_source([str(path)])
+        assert texts(read(path, task=Task.TEXT)) == ["t"]
+
+
+def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "once"}])
+    assert texts(read(path, f"{tmp_path}/./a.jsonl", tmp_path / "*.jsonl")) == ["once"]
+
+
+def test_one_text_that_is_no_utf8_spoils_one_parquet_row(tmp_path: Path) -> None:
+    raw = pyarrow.array([f"row {n}".encode() if n != 100 else b"\xff\xfe" for n in range(200)], pyarrow.binary())
+    column = pyarrow.Array.from_buffers(pyarrow.string(), len(raw), raw.buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    items = read(tmp_path / "a.parquet")
+    assert [type(item) for item in items].count(BadSample) == 1
+    assert len(texts([item for item in items if isinstance(item, RawSample)])) == 199
+
+
+@pytest.mark.parametrize("text", ["", "x{3..1}.tar"])
+def test_inputs_that_name_nothing_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="empty"):
+        open_source([text])
+
+
+def test_links_that_lead_nowhere_are_passed_over(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "here"}])
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    (tmp_path / "c.jsonl").symlink_to(tmp_path / "c.jsonl")
+    assert texts(read(tmp_path)) == ["here"]
+
+
+def test_plain_text_is_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    with pytest.raises(UserError, match="plain text files hold no image-text samples"):
+        open_source([str(tmp_path / "a.txt")], task=Task.IMAGE_TEXT)
+
+
+@pytest.mark.parametrize("offset", [1e306, 10**400, -1, "soon"])
+def test_impossible_offsets_are_bad_samples(tmp_path: Path, offset: object) -> None:
+    rows = [{"text": "t", "audio_filepath": "a.wav"}, {"text": "t", "audio_filepath": "a.wav", "offset": offset}]
+    items = read(write_jsonl(tmp_path / "a.jsonl", rows))
+    assert isinstance(items[0], RawSample)
+    assert isinstance(items[1], BadSample)
+    assert items[1].category == "bad offset or duration"
