@@ -40,6 +40,7 @@ format: $(VENV)/.installed-all
 
 bench: $(VENV)/.installed-all
 	$(BIN)/python bench/loader.py
+	$(BIN)/python bench/movq.py
 
 clean:
 	rm -rf $(VENV) out runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

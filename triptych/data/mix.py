@@ -7,7 +7,7 @@
 Nothing is stored between two calls, so any rank or worker can ask for any part of the stream, and to resume is to
 know one number. grain's own shuffle and mixture have the same property; ours are vectorised (a batch costs one
 call), exact to 1/262,144 where grain rounds proportions to a percent of the smallest, and fast on small sources,
-where grain's `index_shuffle` walks a 16-bit cycle (7 ms per index on a source of four).
+where grain's `index_shuffle` walks a 16-bit cycle.
 """
 
 from collections.abc import Mapping, Sequence
