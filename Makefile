@@ -40,6 +40,7 @@ format: $(VENV)/.installed-all
 
 bench: $(VENV)/.installed-all
 	$(BIN)/python bench/loader.py
+	$(BIN)/python bench/loader.py --rows
 	$(BIN)/python bench/movq.py
 
 clean:

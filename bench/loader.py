@@ -102,15 +102,36 @@ def loader_speed(datasets: list[TokenDataset], config: LoaderConfig, seconds: fl
     }
 
 
+def row_lengths(mix: str, global_batch: int, steps: int = 20) -> None:
+    """Print the padding of the packed layout for rows of one to eight sequence lengths, on one rank and on four."""
+    seq_len = MIXES[mix]["seq_len"]
+    config = LoaderConfig(seq_len=seq_len, global_batch=global_batch, layout=Padded(), prefetch=0)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Loader(write_mix(Path(folder), mix), config, num_steps=steps) as loader,
+    ):
+        lengths = [np.bincount(batch.segment_ids.ravel())[1:] for step in loader for batch in step.micro_batches]
+    for ranks in (1, 4):
+        shares = []
+        for sequences in (1, 2, 3, 4, 8):
+            layout = Packed(row_length=sequences * seq_len)
+            placed = [place for each in lengths for place in layout.arrange(each, seq_len, ranks)]
+            positions = sum(place.num_rows * place.width for place in placed)
+            shares.append(f"{sequences} x {1 - sum(each.sum() for each in lengths) / positions:6.1%}")
+        print(f"{mix:8} {ranks} rank{'s' if ranks > 1 else ' '}   {'   '.join(shares)}")
+
+
+def write_mix(folder: Path, mix: str) -> list[TokenDataset]:
+    vocabulary, samples = MIXES[mix]["vocabulary"], MIXES[mix]["samples"]
+    return [write_dataset(folder / task.label, task, vocabulary, *spec) for task, spec in samples.items()]
+
+
 def run(mix: str, global_batch: int, seconds: float) -> list[dict]:
-    vocabulary, seq_len = MIXES[mix]["vocabulary"], MIXES[mix]["seq_len"]
+    seq_len = MIXES[mix]["seq_len"]
     layouts: list[Layout] = [Padded(), Packed(), Grouped()]
     records = []
     with tempfile.TemporaryDirectory() as folder:
-        datasets = [
-            write_dataset(Path(folder) / task.label, task, vocabulary, *spec)
-            for task, spec in MIXES[mix]["samples"].items()
-        ]
+        datasets = write_mix(Path(folder), mix)
         for layout in layouts:
             config = LoaderConfig(seq_len=seq_len, global_batch=global_batch, layout=layout, prefetch=0)
             copied = copy_speed(datasets, seq_len, seconds / 4)
@@ -125,10 +146,15 @@ def main() -> None:
     parser.add_argument("--mix", choices=[*MIXES, "all"], default="all", help="which lengths (default: all)")
     parser.add_argument("--global-batch", type=int, default=256, help="sequences per step (default: 256)")
     parser.add_argument("--seconds", type=float, default=4.0, help="time per measurement (default: 4)")
+    parser.add_argument("--rows", action="store_true", help="only the padding of packed rows, by their length")
     parser.add_argument("--json", type=Path, help="also write the records to this file")
     arguments = parser.parse_args()
 
     mixes = list(MIXES) if arguments.mix == "all" else [arguments.mix]
+    if arguments.rows:
+        for mix in mixes:
+            row_lengths(mix, arguments.global_batch)
+        return
     records = [record for mix in mixes for record in run(mix, arguments.global_batch, arguments.seconds)]
     print(f"{'mix':8} {'layout':8} {'tokens/s':>12} {'of a copy':>10} {'padding':>8} {'micro-batches':>14}")
     for r in records:

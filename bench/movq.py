@@ -38,9 +38,9 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in networks}
     for round_ in range(args.rounds + 1):  # the first warms up; the networks take turns, so both see the same machine
         for name, network in networks.items():
-            spent = seconds_per_step(network, args.batch)
+            seconds = seconds_per_step(network, args.batch)
             if round_:
-                times[name].append(spent)
+                times[name].append(seconds)
     slowest = max(statistics.median(spent) for spent in times.values())
     for name, spent in times.items():
         parameters = sum(p.numel() for p in networks[name].model.parameters())

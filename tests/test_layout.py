@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "scenes": {"errors", "vocab", "tokenizers", "data"},
     "eval": {"errors", "vocab", "tokenizers", "data", "scenes"},
     "demo": {"errors", "vocab", "tokenizers", "data", "scenes", "eval"},
-    "cli": {"errors", "vocab", "tokenizers", "data", "scenes", "eval", "demo"},
+    "verbs": {"errors", "vocab", "tokenizers", "data", "scenes", "eval", "demo"},
+    "cli": {"errors", "verbs"},
     "__main__": {"cli"},
     "__init__": set(),
 }

@@ -94,10 +94,6 @@ class Step:
     num_positions: int
     """Positions in the global batch, padding included."""
 
-    @property
-    def padding_fraction(self) -> float:
-        return 1.0 - self.num_tokens / self.num_positions
-
 
 class StepBuilder:
     """Step k of one rank as a function of k. Picklable, so that workers can have their own."""

@@ -15,9 +15,7 @@ import numpy as np
 
 from triptych.errors import UserError
 
-# Padding of 256 sequences in rows of 1, 2, 3, 4 and 8 seq_len, on one rank and on four:
-#   paper mix                                        5.6  1.3  1.3  1.2   1.5 %     6.7  3.3  4.5  2.7   1.5 %
-#   text rows of 256, pairs of 80 to 250 tokens      7.3  2.7  1.9  1.8   3.1 %     8.1  4.5  5.0  6.8  13.4 %
+# Chosen by `python bench/loader.py --rows`: longer rows pack tighter on one rank, and pad more on several.
 DEFAULT_ROW_SEQUENCES = 3
 
 

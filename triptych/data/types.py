@@ -68,7 +68,3 @@ class Batch:
     def num_tokens(self) -> int:
         """Positions that are not padding."""
         return int((self.segment_ids > 0).sum())
-
-    @property
-    def padding_fraction(self) -> float:
-        return 1.0 - self.num_tokens / self.segment_ids.size

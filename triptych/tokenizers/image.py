@@ -242,7 +242,7 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
         ) from error
     except Exception as error:  # a damaged pickle or zip raises nearly anything
         raise CheckpointError(
-            f"{path} cannot be read as a checkpoint ({' '.join(str(error).split())[:200]})."
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {' '.join(str(error).split())[:200]})."
         ) from error
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):

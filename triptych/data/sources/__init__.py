@@ -71,10 +71,6 @@ class Source:
             before += part.size
         self.fraction = 1.0
 
-    @property
-    def format_names(self) -> list[str]:
-        return sorted({part.format.name for part in self.parts})
-
     def fingerprint(self) -> dict[str, int | str]:
         """Changes when any input file appears, disappears or changes its size or time. Contents are not read.
 

@@ -209,7 +209,7 @@ def _finish(plan: Plan, journal: Journal, progress: Progress) -> Manifest:
             found = (
                 f"all {len(journal.bad)} samples are bad ({_by_category(journal.bad)})"
                 if journal.bad
-                else "it is empty"
+                else f"it is empty, or has nothing of the task {Task[manifest.task].label}"
             )
             raise DataError(f"the input holds no sample that can be used: {found}.")
         finish(out, manifest)

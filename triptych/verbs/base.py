@@ -1,0 +1,36 @@
+"""What a verb is, and what the arguments of several have in common."""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.errors import did_you_mean
+
+
+@dataclass(frozen=True)
+class Verb:
+    summary: str
+    """One line for the overview."""
+    describe: Callable[[argparse.ArgumentParser], None]
+    """Adds the description and the arguments."""
+    run: Callable[[argparse.Namespace], None]
+    when_stopped: str = "stopped."
+    """What to say after Ctrl-C or SIGTERM."""
+
+
+def one_of(known: list[str]) -> dict[str, Any]:
+    """What `choices` of argparse does, but an unknown name is answered with the nearest known one."""
+
+    def parse(name: str) -> str:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"unknown name {name!r}.{did_you_mean(name, known)}")
+        return name
+
+    return {"type": parse, "metavar": "{" + ",".join(known) + "}"}
+
+
+def cpus() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
