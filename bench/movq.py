@@ -6,13 +6,14 @@ python bench/movq.py [--batch 16] [--rounds 3]
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from triptych.tokenizers.image import MoVQ
 
-NETWORKS = {
+NETWORKS: dict[str, dict[str, Any]] = {
     "three halvings": {"channels": (32, 32, 64, 96), "patch": 1},
     "4 x 4 patches, one halving": {"channels": (64, 128), "patch": 4},
 }
