@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 import triptych
 from triptych.errors import UserError, did_you_mean
-from triptych.verbs import data, scenes
+from triptych.verbs import data, model, scenes
 from triptych.verbs.base import Verb
 
-VERBS: dict[str, Verb] = {"demo": scenes.VERBS["demo"]} | data.VERBS | scenes.VERBS
+VERBS: dict[str, Verb] = {"demo": scenes.VERBS["demo"]} | model.VERBS | data.VERBS | scenes.VERBS
 
 _HELP = ("-h", "--help", "help")
 _PREEMPTED, _INTERRUPTED = 75, 130  # exit codes after SIGTERM and Ctrl-C
@@ -54,7 +54,8 @@ class _Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             if name.startswith("--") and name not in known:
                 raise UserError(f"unknown option {name}.{did_you_mean(name, known)}")
-        args, extra = self.parse_known_args(words)
+        # Intermixed: `train scenes --out runs/a num_steps=100` has words on both sides of an option.
+        args, extra = self.parse_known_intermixed_args(words)
         if extra:
             raise UserError(f"unexpected argument {extra[0]!r}.{did_you_mean(extra[0], known)}")
         return args

@@ -243,7 +243,7 @@ def test_saved_and_loaded(name, request, tmp_path, capfd):
     loaded = load_audio_tokenizer(tmp_path)
     assert loaded.fingerprint == codec.fingerprint
     assert json.loads((tmp_path / "tokenizer.json").read_text())["fingerprint"] == codec.fingerprint
-    assert (loaded.vocab_size, loaded.codebooks, loaded.kind) == (codec.vocab_size, codec.codebooks, name)
+    assert (loaded.vocab_size, loaded.num_codebooks, loaded.kind) == (codec.vocab_size, codec.num_codebooks, name)
     np.testing.assert_array_equal(loaded.encode([noise(0.4)])[0], codec.encode([noise(0.4)])[0])
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".safetensors")]
     assert capfd.readouterr() == ("", "")

@@ -10,7 +10,7 @@ Step k is a pure function of the data sets, the configuration and k. To resume i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import numpy as np
 from triptych.data.ahead import Ahead
 from triptych.data.mix import Mixture, OnePass, Picks, random_bits, source_weights
 from triptych.data.pack import Layout, Packed, Placement, check_at_least
-from triptych.data.sequences import Documents, PackedText, Pairs, SequenceSource
+from triptych.data.sequences import NO_OPEN_ENDS, Documents, OpenEnds, PackedText, Pairs, SequenceSource
 from triptych.data.shards import TokenDataset
 from triptych.data.types import Batch
 from triptych.errors import DataError, UserError
@@ -52,6 +52,8 @@ class LoaderConfig:
     A document then weighs as much as a row did: in the mixture, in the batch and in the mean of the loss."""
     mask_text_eos: MaskTextEos = "packed"
     """Where the EOS of a text may be masked: in text-only sequences ("packed"), in all sequences ("all") or in none."""
+    open_ends: OpenEnds = NO_OPEN_ENDS
+    """Ends of texts and sounds that are filled up with EOS, all of which may then be masked: teaches lengths."""
     seed: int = 0
     """Decides the order of everything."""
     num_workers: int = 0
@@ -113,6 +115,7 @@ class StepBuilder:
         self._modality = vocabulary.modality_table.copy()
         self._modality[self._pad] = NOT_A_MODALITY
         self._maskable = _maskable_tables(vocabulary, config.mask_text_eos)
+        self._ends = [vocabulary.eos(modality) for modality in (Modality.TEXT, Modality.AUDIO)]
         self._count = np.arange(config.seq_len, dtype=np.int32)
 
     def __call__(self, index: int) -> Step:
@@ -155,6 +158,12 @@ class StepBuilder:
             positions[row, here] = self._count[:length]
             segment_ids[row, here] = segment
             maskable[row, here] = self._maskable[source.task][out]
+        if self.config.open_ends.probability:
+            for eos in self._ends:
+                is_eos = tokens == eos
+                repeated = is_eos[:, 1:] & is_eos[:, :-1]
+                maskable[:, 1:] |= repeated
+                maskable[:, :-1] |= repeated
         return Batch(
             tokens=tokens,
             positions=positions,
@@ -286,9 +295,9 @@ class Loader:
 
 def _source(dataset: TokenDataset, config: LoaderConfig, seed: int | None) -> SequenceSource:
     if dataset.task != Task.TEXT:
-        return Pairs(dataset, config.seq_len)
+        return Pairs(dataset, config.seq_len, seed, config.open_ends)
     if config.document_attention:
-        return Documents(dataset, config.seq_len)
+        return Documents(dataset, config.seq_len, seed, config.open_ends)
     return PackedText(dataset, config.seq_len, seed, config.p_subsample)
 
 
@@ -326,6 +335,8 @@ def _fingerprint(
     content: dict[str, Any] = {"order_version": _ORDER_VERSION, "one_pass": shares is None}
     for name in ("seed", "seq_len", "global_batch", "p_subsample", "document_attention", "mask_text_eos"):
         content[name] = getattr(config, name)
+    if config.open_ends.probability:
+        content["open_ends"] = asdict(config.open_ends)
     for number, dataset in enumerate(datasets):
         manifest = dataset.manifest
         parts = {"content": manifest.fingerprint, "share": None if shares is None else round(shares[number], 9)}

@@ -4,6 +4,9 @@
     Documents    [TASK BOS d1 EOS]                               every document its own sequence
     Pairs        [TASK BOS_m media EOS_m BOS text EOS]           an image or a sound, and its text
 
+The end of a sound or a text may be open: then its EOS is repeated up to a fixed number of positions. A model that has
+to predict those learns how long things are: at position i it gives EOS the probability that all has been said by then.
+
 Each is a source with random access: how long its sequences are is known without reading a token, and a sequence is
 written straight into its place in the batch.
 """
@@ -11,6 +14,7 @@ written straight into its place in the batch.
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
 
@@ -18,7 +22,7 @@ import numpy as np
 
 from triptych.data.mix import random_bits
 from triptych.data.shards import Shard, TokenDataset
-from triptych.errors import DataError
+from triptych.errors import DataError, UserError
 from triptych.vocab import Modality, Task
 
 RETRY_SECONDS = (0.1, 0.5, 2.0)  # pauses before a shard that cannot be opened is given up
@@ -26,7 +30,33 @@ BLOCK = 1024  # neighbouring documents that are shuffled among themselves
 PAIR_SPECIALS = 5  # TASK, BOS and EOS of the media, BOS and EOS of the text
 _CACHED_BLOCKS = 256
 _CACHED_SHARDS = 64
-_ORDER, _CHANCE, _LENGTH, _START = range(4)  # what a source's random bits are for
+_ORDER, _CHANCE, _LENGTH, _START, _OPEN_MEDIA, _OPEN_TEXT = range(6)  # what a source's random bits are for
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenEnds:
+    """How often, and how far, ends are filled up with EOS. What does not leave room for two EOS stays as it is."""
+
+    probability: float = 0.0
+    """Of an end being open; drawn for the sound and the text of a pair independently."""
+    text: int = 0
+    """Positions from the first token of a text to the end of its fill."""
+    audio: int = 0
+    """The same for a sound. Pictures have one size and need none."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1 or min(self.text, self.audio) < 0:
+            raise UserError(
+                f"open ends need a probability between 0 and 1 and lengths that are not negative, got {self}."
+            )
+
+    def fill(self, lengths: np.ndarray, room: int, *key: int | np.ndarray) -> np.ndarray:
+        """How many EOS stand behind each: as many as fill the room if the end is open, otherwise one."""
+        is_open = random_bits(*key) < self.probability * 2.0**64
+        return np.where(is_open & (lengths + 2 <= room), room - lengths, 1)
+
+
+NO_OPEN_ENDS = OpenEnds()
 
 
 class SequenceSource(Protocol):
@@ -141,13 +171,16 @@ class Documents:
     """Every document is a sequence of its own, so that documents cannot attend to each other.
 
     What is too long for seq_len is cut into as few pieces as possible, of equal length: no piece is a lone EOS.
-    Empty documents are left out: they have nothing to mask.
+    Empty documents are left out: they have nothing to mask. Only a document in one piece can have an open end.
     """
 
     task = Task.TEXT
 
-    def __init__(self, dataset: TokenDataset, seq_len: int):
+    def __init__(
+        self, dataset: TokenDataset, seq_len: int, seed: int | None = None, open_ends: OpenEnds = NO_OPEN_ENDS
+    ):
         self.dataset, self._body = dataset, seq_len - 1
+        self.seed, self.open_ends = seed, open_ends
         shards = range(len(dataset.manifest.shards))
         self._starts = _starts([int(self._pieces(number).sum()) for number in shards])
         self._specials = _text_specials(dataset)
@@ -162,8 +195,15 @@ class Documents:
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         lengths = np.empty(len(indices), np.int64)
         for shard, mine, within in _by_shard(self._starts, indices):
-            _, begin, end = self._find(shard, within)
+            document, begin, end = self._find(shard, within)
             lengths[mine] = 1 + end - begin
+            if self.seed is not None and self.open_ends.probability:
+                offsets = open_shard(self.dataset, shard).offsets
+                texts = offsets[document + 1] - offsets[document]
+                fill = self.open_ends.fill(
+                    texts, min(self.open_ends.text, self._body - 1), self.seed, _OPEN_TEXT, epochs[mine], indices[mine]
+                )
+                lengths[mine] += np.where(end - begin == texts + 2, fill - 1, 0)
         return lengths
 
     def write(self, index: int, epoch: int, out: np.ndarray) -> None:
@@ -171,7 +211,8 @@ class Documents:
         document, begin, _ = self._find(int(shard), piece)
         out[0], bos, eos = self._specials
         text = open_shard(self.dataset, int(shard))[int(document)].text
-        _write_document(out[1:], text, int(begin), bos, eos)
+        written = _write_document(out[1:], text, int(begin), bos, eos)
+        out[1 + written :] = eos
 
     def _pieces(self, shard: int) -> np.ndarray:
         """How many pieces each document of a shard is cut into."""
@@ -194,10 +235,13 @@ class Documents:
 class Pairs:
     """An image or a sound with its text. Text that does not fit is cut before its EOS; media are never cut."""
 
-    def __init__(self, dataset: TokenDataset, seq_len: int):
+    def __init__(
+        self, dataset: TokenDataset, seq_len: int, seed: int | None = None, open_ends: OpenEnds = NO_OPEN_ENDS
+    ):
         partner = dataset.task.partner
         assert partner is not None
         self.dataset, self.task, self._seq_len = dataset, dataset.task, seq_len
+        self.seed, self.open_ends = seed, open_ends
         self._starts = _starts([info.samples for info in dataset.manifest.shards])
         vocabulary = dataset.vocabulary
         self._head = np.array([vocabulary.task(self.task), vocabulary.bos(partner)], np.int32)
@@ -223,20 +267,42 @@ class Pairs:
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         lengths = np.empty(len(indices), np.int64)
         for shard, mine, within in _by_shard(self._starts, indices):
-            offsets = open_shard(self.dataset, shard).offsets
-            lengths[mine] = offsets[within + 1] - offsets[within]
-        return np.minimum(lengths + PAIR_SPECIALS, self._seq_len)
+            opened = open_shard(self.dataset, shard)
+            media = opened.splits[within]
+            text = opened.offsets[within + 1] - opened.offsets[within] - media
+            media_fill, text_fill = self._fills(media, text, indices[mine], epochs[mine])
+            lengths[mine] = media + media_fill + text + text_fill
+        return np.minimum(lengths + PAIR_SPECIALS - 2, self._seq_len)
+
+    def _fills(
+        self, media: np.ndarray, text: np.ndarray, indices: np.ndarray, epochs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How many EOS stand behind the media and behind the text; what would not fit seq_len is not filled."""
+        ones = np.ones_like(media)
+        if self.seed is None or not self.open_ends.probability:
+            return ones, ones
+        ends, key = self.open_ends, (epochs, indices)
+        media_fill = ones
+        if self.task == Task.AUDIO_TEXT:
+            media_fill = ends.fill(media, ends.audio, self.seed, _OPEN_MEDIA, *key)
+        text_fill = ends.fill(text, ends.text, self.seed, _OPEN_TEXT, *key)
+        fits = media + media_fill + text + text_fill + PAIR_SPECIALS - 2 <= self._seq_len
+        return np.where(fits, media_fill, 1), np.where(fits, text_fill, 1)
 
     def write(self, index: int, epoch: int, out: np.ndarray) -> None:
         shard, within = _locate(self._starts, index)
         sample = open_shard(self.dataset, int(shard))[int(within)]
         media, text = sample.media, sample.text
+        media_fill, _ = self._fills(*(np.array([n]) for n in (len(media), len(text), index, epoch)))
         media_end = 2 + len(media)
+        text_start = media_end + int(media_fill[0]) + 1
+        text_end = min(text_start + len(text), len(out) - 1)
         out[:2] = self._head
         np.add(media, self._media_start, out=out[2:media_end])
-        out[media_end : media_end + 2] = self._between
-        out[media_end + 2 : -1] = text[: len(out) - len(media) - PAIR_SPECIALS]
-        out[-1] = self._eos
+        out[media_end : text_start - 1] = self._between[0]
+        out[text_start - 1] = self._between[1]
+        out[text_start:text_end] = text[: text_end - text_start]
+        out[text_end:] = self._eos
 
 
 def _text_specials(dataset: TokenDataset) -> tuple[int, int, int]:

@@ -130,3 +130,6 @@ class Geometric:
 
     def time_of(self, alpha: Tensor) -> Tensor:
         return torch.log(-torch.log(alpha) / self.lowest) / self._rate
+
+
+SCHEDULES = (Linear, Cosine, Polynomial, Geometric)

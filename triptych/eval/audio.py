@@ -52,10 +52,14 @@ def transcribe(sounds: Sequence[Sound], threads: int = 1) -> list[str]:
 
 def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
     """Substituted, missing and added words per word said, over all sentences together."""
-    errors = sum(
-        _distance(normalize_transcript(a).split(), normalize_transcript(b).split()) for a, b in zip(said, heard)
-    )
-    return errors / sum(len(normalize_transcript(a).split()) for a in said)
+    errors, words = zip(*(word_errors(a, b) for a, b in zip(said, heard)))
+    return sum(errors) / sum(words)
+
+
+def word_errors(said: str, heard: str) -> tuple[int, int]:
+    """Wrong words of one sentence, and how many were said."""
+    meant = normalize_transcript(said).split()
+    return _distance(meant, normalize_transcript(heard).split()), len(meant)
 
 
 def _distance(one: list[str], other: list[str]) -> int:

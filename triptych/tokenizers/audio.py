@@ -115,7 +115,7 @@ class Codec:
     def __init__(self, network: Network, codebooks: int = 4, codebook_offsets: bool = False, max_seconds: float = 30.0):
         if not 1 <= codebooks <= network.num_codebooks:
             raise UserError(f"this codec has {network.num_codebooks} codebooks, got codebooks={codebooks}.")
-        self.network, self.codebooks, self.max_seconds = network, codebooks, max_seconds
+        self.network, self.num_codebooks, self.max_seconds = network, codebooks, max_seconds
         self.codebook_offsets = codebook_offsets
         network.model.eval()
 
@@ -125,7 +125,11 @@ class Codec:
 
     @property
     def vocab_size(self) -> int:
-        return self.network.codebook_size * (self.codebooks if self.codebook_offsets else 1)
+        return self.network.codebook_size * (self.num_codebooks if self.codebook_offsets else 1)
+
+    @property
+    def frame_rate(self) -> float:
+        return self.network.rate / self.network.hop
 
     def num_frames(self, sound: Sound) -> int:
         """Frames that cover the whole sound, in exact arithmetic: the last one may be partly silence."""
@@ -143,7 +147,7 @@ class Codec:
         check_sound(sound, self.max_seconds)
         frames = self.num_frames(sound)
         wave = _of_length(resample(sound, self.network.rate).samples, frames * self.network.hop)
-        codes_KF = self.network.encode(torch.from_numpy(wave).to(self.network.model.device))[: self.codebooks]
+        codes_KF = self.network.encode(torch.from_numpy(wave).to(self.network.model.device))[: self.num_codebooks]
         if codes_KF.shape[1] != frames:
             raise CheckpointError(f"the codec made {codes_KF.shape[1]} frames of {len(wave)} samples, not {frames}.")
         return (codes_KF.cpu().numpy() + self._offsets).T.reshape(-1).astype(np.int32)
@@ -151,7 +155,7 @@ class Codec:
     @property
     def _offsets(self) -> np.ndarray:
         step = self.network.codebook_size if self.codebook_offsets else 0
-        return step * np.arange(self.codebooks)[:, None]
+        return step * np.arange(self.num_codebooks)[:, None]
 
     @torch.no_grad()
     def decode(self, ids: Sequence[np.ndarray]) -> list[Sound]:
@@ -159,10 +163,10 @@ class Codec:
         return [self._decode_one(np.asarray(row)) for row in ids]
 
     def _decode_one(self, row: np.ndarray) -> Sound:
-        check_frames(row, self.codebooks, self.vocab_size)
+        check_frames(row, self.num_codebooks, self.vocab_size)
         if not len(row):
             return Sound(np.zeros(0, np.float32), self.network.rate)
-        codes_KF = row.reshape(-1, self.codebooks).T.astype(np.int64) % self.network.codebook_size
+        codes_KF = row.reshape(-1, self.num_codebooks).T.astype(np.int64) % self.network.codebook_size
         wave = self.network.decode(torch.from_numpy(codes_KF).to(self.network.model.device)).float().cpu().numpy()
         return Sound(np.clip(_of_length(wave, codes_KF.shape[1] * self.network.hop), -1, 1), self.network.rate)
 
@@ -177,7 +181,7 @@ class Codec:
 
     @property
     def _choices(self) -> dict[str, Any]:
-        return {"codebooks": self.codebooks, "codebook_offsets": self.codebook_offsets}
+        return {"codebooks": self.num_codebooks, "codebook_offsets": self.codebook_offsets}
 
     def save(self, folder: str | Path) -> None:
         folder = Path(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from PIL.Image import Image
 
 from triptych.errors import CheckpointError
 from triptych.vocab import Modality
@@ -52,6 +53,28 @@ class Tokenizer(Protocol[Item]):
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer[Item]": ...
+
+
+class ImageTokenizer(Tokenizer[Image], Protocol):
+    """Pictures become a square of codes, row by row from the top."""
+
+    @property
+    def resolution(self) -> int:
+        """Pixels of a side."""
+
+    @property
+    def tokens_per_image(self) -> int: ...
+
+
+class AudioTokenizer(Tokenizer[Sound], Protocol):
+    """Sounds become frames of as many ids as there are codebooks."""
+
+    @property
+    def num_codebooks(self) -> int: ...
+
+    @property
+    def frame_rate(self) -> float:
+        """Frames per second."""
 
 
 def write_spec(folder: Path, kind: str, **fields: Any) -> None:

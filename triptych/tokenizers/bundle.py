@@ -9,12 +9,10 @@ import shutil
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
-
-from PIL import Image
+from typing import Any, cast, final
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
-from triptych.tokenizers.base import Sound, Tokenizer, read_spec
+from triptych.tokenizers.base import AudioTokenizer, ImageTokenizer, Tokenizer, read_spec
 from triptych.vocab import Modality, Vocabulary
 
 EMBEDDED = {"scenes": Path(__file__).parent.parent / "assets" / "tokenizers"}
@@ -30,8 +28,8 @@ class TokenizerBundle:
         vocabulary: Vocabulary,
         *,
         text: Tokenizer[str] | None = None,
-        image: Tokenizer[Image.Image] | None = None,
-        audio: Tokenizer[Sound] | None = None,
+        image: ImageTokenizer | None = None,
+        audio: AudioTokenizer | None = None,
     ):
         self.vocabulary = vocabulary
         self.folder: Path | None = None
@@ -61,12 +59,12 @@ class TokenizerBundle:
         return self[Modality.TEXT]
 
     @property
-    def image(self) -> Tokenizer[Image.Image]:
-        return self[Modality.IMAGE]
+    def image(self) -> ImageTokenizer:
+        return cast(ImageTokenizer, self[Modality.IMAGE])
 
     @property
-    def audio(self) -> Tokenizer[Sound]:
-        return self[Modality.AUDIO]
+    def audio(self) -> AudioTokenizer:
+        return cast(AudioTokenizer, self[Modality.AUDIO])
 
     def __getitem__(self, modality: Modality) -> Tokenizer[Any]:
         if modality not in self:

@@ -76,6 +76,47 @@ def _run_write(args: argparse.Namespace) -> None:
         print(f"{args.folder}/{args.split}/{task.label}: {args.samples:,} samples")
 
 
+def _describe_make(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Make the embedded world's data sets, ready for `triptych train scenes`: `scenes write` and `tokenize` in one go.
+
+examples:
+  triptych scenes make data/scenes                       as the shipped model had: 20 minutes on two cores
+  triptych scenes make data/scenes --text 500 --pictures 1000 --speech 300 --validation 50
+
+A run that was stopped goes on when the same command is run again."""
+    parser.add_argument("folder", metavar="FOLDER", help="where to write; is made if need be")
+    parser.add_argument("--text", type=int, default=50_000, metavar="N", help="training texts (default: %(default)s)")
+    parser.add_argument("--pictures", type=int, default=100_000, metavar="N", help="default: %(default)s")
+    parser.add_argument("--speech", type=int, default=30_000, metavar="N", help="default: %(default)s")
+    parser.add_argument("--validation", type=int, default=1000, metavar="N", help="of each (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=min(8, cpus()), metavar="N", help="default: %(default)s")
+
+
+def _run_make(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from triptych.data.tokenize import Progress
+    from triptych.scenes.make import make_scenes
+    from triptych.vocab import Task
+
+    numbers = {Task.TEXT: args.text, Task.IMAGE_TEXT: args.pictures, Task.AUDIO_TEXT: args.speech}
+    if min(*numbers.values(), args.validation) < 1 or args.workers < 0:
+        raise UserError("--text, --pictures, --speech and --validation must be at least 1, and --workers at least 0.")
+    console = Console(stderr=True)
+    make_scenes(
+        Path(args.folder),
+        numbers,
+        args.validation,
+        workers=args.workers,
+        report=lambda line: console.print(line, highlight=False),
+        progress=Progress(console),
+    )
+    print(f"{args.folder}: train it with `triptych train scenes`")
+
+
 def _describe_fit(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Fit the embedded tokenizers anew on the training split: text in seconds, image and audio in up to an hour of one core.
@@ -142,6 +183,62 @@ def _run_eval_tokenizers(args: argparse.Namespace) -> None:
         Path(args.json).write_text(json.dumps(results, indent=2) + "\n")
 
 
+def _describe_eval_scenes(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Examine a model of the embedded world in every direction, on scenes it has never seen: a table, and JSON.
+
+examples:
+  triptych eval scenes --json out/scenes.json
+  triptych eval scenes --model runs/scenes --split validation --pictures 60 --sounds 20
+  triptych eval scenes --only text-to-image --guidance 4 --steps 16"""
+    parser.add_argument("--model", default="scenes", help="embedded name, saved model or run (default: %(default)s)")
+    parser.add_argument("--split", **one_of(["train", "validation", "test"]), default="test", help="default: test")
+    parser.add_argument("--pictures", type=int, default=600, metavar="N", help="default: %(default)s")
+    parser.add_argument("--sounds", type=int, default=200, metavar="N", help="default: %(default)s")
+    directions = ["text-to-image", "image-to-text", "questions", "speech-to-text", "text-to-speech"]
+    parser.add_argument("--only", **one_of(directions), action="append", help="one direction; may be repeated")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="FILE", help="write the results there as well")
+    group = parser.add_argument_group("sampling, with --only (default: the model's presets)")
+    group.add_argument("--sampler")
+    group.add_argument("--steps", type=int)
+    group.add_argument("--temperature", type=float)
+    group.add_argument("--top-p", type=float)
+    group.add_argument("--guidance", type=float)
+
+
+def _run_eval_scenes(args: argparse.Namespace) -> None:
+    import json
+    import sys
+    from pathlib import Path
+
+    from triptych.eval.scenes import DIRECTIONS, examine
+    from triptych.export import open_model
+    from triptych.train.log import environment
+
+    if args.pictures < 1 or args.sounds < 1 or args.seed < 0:
+        raise UserError("--pictures and --sounds must be at least 1, and --seed not negative.")
+    names = ("sampler", "steps", "temperature", "top_p", "guidance")
+    changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if changed and not args.only:
+        raise UserError("how to sample can be changed for one direction at a time: add --only DIRECTION.")
+    found = examine(
+        open_model(args.model),
+        args.pictures,
+        args.sounds,
+        split=args.split,
+        directions=args.only or DIRECTIONS,
+        seed=args.seed,
+        report=lambda line: print(line, file=sys.stderr, flush=True),
+        settings=dict.fromkeys(args.only or (), changed),
+    )
+    print(found.table)
+    if args.json:
+        results = {"model": args.model, "environment": environment(), "changed": changed, **found.as_json}
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.json).write_text(json.dumps(results, indent=2) + "\n")
+
+
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 VERBS = {
@@ -152,6 +249,13 @@ VERBS = {
         _run_write,
         when_stopped="stopped; run the same command again to go on.",
     ),
+    "scenes make": Verb(
+        "make the embedded world's data sets, ready to train on",
+        _describe_make,
+        _run_make,
+        when_stopped="stopped; run the same command again to go on.",
+    ),
     "scenes fit": Verb("fit the embedded tokenizers anew", _describe_fit, _run_fit),
+    "eval scenes": Verb("examine a model in every direction", _describe_eval_scenes, _run_eval_scenes),
     "eval tokenizers": Verb("measure what tokenizers keep", _describe_eval_tokenizers, _run_eval_tokenizers),
 }

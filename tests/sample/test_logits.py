@@ -1,0 +1,210 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from triptych.errors import UserError
+from triptych.sample.logits import constrain, draw, guide, log_prob_and_entropy, temper
+
+
+def logs(*rows):
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+def random_logits(rows, columns, seed=0, spread=3.0):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+# -- guidance and constraints -----------------------------------------------------------------------------------------
+
+
+def test_guidance_goes_from_the_unconditional_through_the_conditional():
+    cond, uncond = random_logits(4, 6, seed=1), random_logits(4, 6, seed=2)
+    a, b = cond.numpy().astype(np.float64), uncond.numpy().astype(np.float64)
+    assert guide(cond, uncond, 3.0).numpy() == pytest.approx(3 * a - 2 * b, abs=1e-12)
+    assert (guide(cond, uncond, 0.0).numpy() == b).all()
+    assert guide(cond, uncond, 2.5).dtype == torch.float64
+
+
+def test_scale_one_is_the_conditional_to_the_bit():
+    cond, uncond = random_logits(4, 6, seed=1), torch.full((4, 6), 1e30)
+    assert torch.equal(guide(cond, uncond, 1.0), cond.double())
+
+
+def test_bos_never_stands_anywhere_and_eos_only_where_allowed():
+    logits = torch.zeros(3, 6)
+    logits[:, -2:] = 100.0
+    allowed = torch.tensor([True, False, True])
+    made = constrain(logits, allowed)
+    probabilities = temper(made)
+    assert (probabilities[:, -2] == 0).all()
+    assert (probabilities[:, -1] > 0.99).tolist() == allowed.tolist()
+    assert probabilities[1, :4].tolist() == [0.25] * 4
+    assert (logits[:, -2:] == 100.0).all(), "the argument was changed"
+    assert constrain(logits.double(), allowed).data_ptr() != logits.data_ptr()
+
+
+# -- laws -------------------------------------------------------------------------------------------------------------
+
+
+def test_temperature_divides_the_logits():
+    logits = random_logits(5, 7)
+    scaled = np.exp(logits.numpy().astype(np.float64) / 1.7)
+    assert temper(logits, 1.7).numpy() == pytest.approx(scaled / scaled.sum(1, keepdims=True), rel=1e-12)
+
+
+def test_temperature_zero_takes_the_first_of_the_likeliest():
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [5.0, 1.0, 2.0, 5.0]])
+    assert temper(logits, 0.0).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+    assert temper(logits, 0.0, 0.3).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+
+
+def test_a_tiny_temperature_stays_finite():
+    logits = torch.tensor([[1.0, 30.0, 3.0, -math.inf]])
+    assert temper(logits, 1e-308).tolist() == [[0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.3, 0.5, 0.8, 0.95, 0.99])
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p):
+    logits = random_logits(60, 5, spread=1.5)
+    plain, kept = temper(logits).numpy(), temper(logits, 1.0, top_p).numpy()
+    sizes = set()
+    for law, cut in zip(plain, kept):
+        reaching = [
+            subset
+            for size in range(1, 6)
+            for subset in itertools.combinations(range(5), size)
+            if law[list(subset)].sum() >= top_p
+        ]
+        smallest = min(len(subset) for subset in reaching)
+        best = max((s for s in reaching if len(s) == smallest), key=lambda s: law[list(s)].sum())
+        assert tuple(np.nonzero(cut)[0]) == best
+        assert cut[list(best)] == pytest.approx(law[list(best)] / law[list(best)].sum(), rel=1e-12)
+        sizes.add(smallest)
+    assert top_p == 0.05 or len(sizes) > 1, "one size fits all: nothing was tested"
+
+
+def test_the_crossing_token_is_kept_and_equals_go_by_id():
+    equal = torch.zeros(1, 4)
+    assert temper(equal, 1.0, 0.5).tolist() == [[0.5, 0.5, 0, 0]]  # reaches it exactly with two
+    assert temper(equal, 1.0, 0.51).numpy() == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))
+    assert temper(logs([0.2, 0.1, 0.7]), 1.0, 0.75).numpy() == pytest.approx(np.array([[2 / 9, 0, 7 / 9]]))
+    assert temper(logs([0.2, 0.1, 0.7]), 1.0, 0.0).tolist() == [[0, 0, 1]]
+
+
+def test_top_p_one_drops_nothing_however_rare():
+    logits = torch.zeros(1, 1000)
+    logits[0, -1] = -200.0
+    assert temper(logits, 1.0, 1.0)[0, -1] > 0
+    assert temper(logits, 1.0, 0.999999)[0, -1] == 0
+
+
+def test_temperature_comes_before_top_p():
+    law = logs([0.5, 0.3, 0.2])
+    flat = temper(law, 100.0, 0.5)  # nearly a third each: two are needed
+    assert (flat > 0).tolist() == [[True, True, False]]
+
+
+def test_log_probabilities_and_entropy():
+    log_prob, entropy = log_prob_and_entropy(constrain(torch.zeros(2, 6), torch.tensor([False, True])))
+    assert entropy.tolist() == pytest.approx([math.log(4), math.log(5)], abs=1e-15)
+    assert log_prob[0, :4].tolist() == pytest.approx([-math.log(4)] * 4)
+    logits = random_logits(8, 9)
+    scaled = np.exp(logits.numpy().astype(np.float64))
+    law = scaled / scaled.sum(1, keepdims=True)
+    log_prob, entropy = log_prob_and_entropy(logits)
+    assert log_prob.numpy() == pytest.approx(np.log(law), abs=1e-12)
+    assert entropy.numpy() == pytest.approx(-(law * np.log(law)).sum(1), abs=1e-12)
+    certain = log_prob_and_entropy(torch.tensor([[0.0, -math.inf, -math.inf]]))[1]
+    assert certain.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: temper(x, -0.1), "temperature must be 0 or more"),
+        (lambda x: temper(x, math.nan), "temperature must be 0 or more"),
+        (lambda x: temper(x, math.inf), "temperature must be 0 or more"),
+        (lambda x: temper(x, 1.0, 1.1), "top_p must lie between 0 and 1"),
+        (lambda x: temper(x, 1.0, math.nan), "top_p must lie between 0 and 1"),
+        (lambda x: guide(x, x, math.nan), "guidance scale must be a finite number"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(UserError, match=message):
+        call(torch.zeros(1, 3))
+
+
+# -- the draw ---------------------------------------------------------------------------------------------------------
+
+
+def test_evenly_spread_numbers_give_each_token_its_share():
+    law = torch.tensor([0.125, 0.0, 0.5, 0.25, 0.125, 0.0])
+    numbers = (torch.arange(1024, dtype=torch.float64) + 0.5) / 1024
+    drawn = draw(law.expand(1024, 6), numbers)
+    assert drawn.bincount(minlength=6).tolist() == [128, 0, 512, 256, 128, 0]
+    assert (drawn.diff() >= 0).all()
+
+
+def test_no_token_of_probability_zero_is_ever_drawn():
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = 4000, 9
+    law = torch.rand(rows, columns, generator=generator, dtype=torch.float64) ** 4
+    law *= torch.rand(rows, columns, generator=generator) < 0.4
+    law[:, 0] *= torch.rand(rows, generator=generator) < 0.3
+    law[law.sum(1) == 0, 4] = 1.0
+    law /= law.sum(1, keepdim=True)  # sums to 1 up to rounding, from above or below
+    assert (law.cumsum(1)[:, -1] > 1).any()
+    assert (law.cumsum(1)[:, -1] < 1).any()
+    last = columns - 1 - (law > 0).flip(1).to(torch.uint8).argmax(1)
+    for number in (0.0, 2.0**-53, 0.5, 1 - 2.0**-53, 1.0):
+        drawn = draw(law, torch.full((rows,), number, dtype=torch.float64))
+        assert (law.gather(1, drawn[:, None]) > 0).all(), number
+        if number == 0.0:
+            assert (drawn == (law > 0).to(torch.uint8).argmax(1)).all()
+        if number == 1.0:
+            assert (drawn == last).all()
+
+
+def test_rare_tokens_are_drawn_as_often_as_they_should():
+    """In float32 the step of the cumulative sum near 1 is 6e-8: this token would come up 0 or 6 times as often."""
+    law = torch.tensor([[1 - 1e-8, 1e-8]], dtype=torch.float64)
+    number = torch.tensor([1 - 1e-8 - 1e-12, 1 - 1e-8 + 1e-12], dtype=torch.float64)
+    assert draw(law.expand(2, 2), number).tolist() == [0, 1]
+
+
+# -- company ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(33, 5), (33, 1026), (7, 40_001)])
+def test_a_row_gives_the_same_bits_alone_and_in_company(threads, rows, columns):
+    cond, uncond = random_logits(rows, columns, seed=3), random_logits(rows, columns, seed=4)
+    allowed = torch.arange(rows) % 2 == 0
+    numbers = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+    def everything(which):
+        logits = constrain(guide(cond[which], uncond[which], 2.3), allowed[which])
+        law = temper(logits, 1.2, 0.9)
+        return logits, law, draw(law, numbers[which]), *log_prob_and_entropy(logits)
+
+    whole = everything(slice(None))
+    for which in [[i] for i in range(rows)] + [[5, 2, 6], [1, 0, 3, 4]]:
+        for part, all_rows in zip(everything(which), whole):
+            assert torch.equal(part, all_rows[which])
+
+
+def test_no_rows_at_all():
+    logits = constrain(guide(torch.zeros(0, 5), torch.zeros(0, 5), 3.0), torch.zeros(0, dtype=torch.bool))
+    assert draw(temper(logits, 1.0, 0.9), torch.zeros(0, dtype=torch.float64)).shape == (0,)
+    assert temper(logits, 0.0).shape == (0, 5)
+    assert [made.shape for made in log_prob_and_entropy(logits)] == [(0, 5), (0,)]

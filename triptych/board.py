@@ -1,0 +1,55 @@
+"""TensorBoard as a reader of the run's events, with pictures and speech of the model as it is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from triptych.errors import require
+from triptych.pipeline import Limits, Pipeline
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.loop import Run
+
+PROMPTS = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
+
+
+class Board:
+    """Hears events and writes RUN/tensorboard."""
+
+    def __init__(self, folder: Path, bundle: TokenizerBundle):
+        require("tensorboard", "train", "writing for TensorBoard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.bundle = bundle
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        step = event.get("step", 0)
+        if event["kind"] == "step":
+            for name in ("loss", "lr", "grad_norm", "tokens_per_second", "mfu"):
+                if event.get(name) is not None:
+                    self._writer.add_scalar(f"train/{name}", event[name], step)
+            for name, value in event["nll"].items():
+                if value is not None:
+                    self._writer.add_scalar(f"train/nll {name}", value, step)
+        elif event["kind"] == "validation":
+            for name, value in event["nelbo"].items():
+                self._writer.add_scalar(f"held out/{name.replace('|', ' given ')}", value["nats_per_token"], step)
+        elif event["kind"] == "end":
+            self._writer.flush()
+
+    @torch.no_grad()
+    def show_samples(self, run: Run) -> None:
+        """Draw and speak a few prompts. A model of other tokenizers than the embedded ones has no such prompts."""
+        if run.config.tokenizers != "scenes":
+            return
+        ends = run.config.loader.open_ends
+        limits = Limits(seq_len=run.config.loader.seq_len, text_slot=ends.text, audio_slot=ends.audio)
+        pipe = Pipeline(run.best, self.bundle, limits)
+        for prompt, picture in zip(PROMPTS, pipe.text_to_image(list(PROMPTS), steps=16)):
+            self._writer.add_image(prompt, np.asarray(picture), run.step, dataformats="HWC")
+        sound = pipe.speak(PROMPTS[2])
+        self._writer.add_audio(PROMPTS[2], torch.from_numpy(sound.samples)[None], run.step, sound.rate)
+        run.best.train()
+        self._writer.flush()

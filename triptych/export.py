@@ -1,0 +1,113 @@
+"""From a training run to a model anyone can load: the newest checkpoint, with a card written from the run's records."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from triptych.errors import CheckpointError
+from triptych.model.transformer import ModelConfig, Transformer
+from triptych.pipeline import EMBEDDED, Limits, Pipeline
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train import checkpoint as ckpt
+from triptych.train.log import read_records
+
+
+def open_model(source: str, device: str = "cpu") -> Pipeline:
+    """A model by any of its names: embedded, a saved folder, a hub name, or the folder of a run."""
+    folder = Path(source)
+    if source not in EMBEDDED and (folder / "checkpoints").is_dir():
+        return pipeline_of_run(folder).to(device)
+    return Pipeline.from_pretrained(source, device=device)
+
+
+def pipeline_of_run(folder: Path) -> Pipeline:
+    """The newest checkpoint of a run: the running mean of its weights, if it kept one."""
+    saved = ckpt.list_checkpoints(folder / "checkpoints")
+    if not saved:
+        raise CheckpointError(f"{folder} holds no checkpoint yet; train it first, or name a saved model.")
+    found = ckpt.load(saved[-1])
+    config = found.state["config"]
+    bundle = TokenizerBundle.load(config["tokenizers"])
+    if found.state["vocabulary"] != bundle.vocabulary.fingerprint or found.state["tokenizers"] != bundle.fingerprints:
+        raise CheckpointError(
+            f"{saved[-1]} was trained with another vocabulary or other tokenizers than {config['tokenizers']!r}."
+        )
+    model = Transformer(ModelConfig(**config["model"]), bundle.vocabulary)
+    model.load_state_dict(found.ema if found.ema is not None else found.model)
+    ends = config["loader"]["open_ends"]
+    limits = Limits(
+        seq_len=config["loader"]["seq_len"],
+        text_slot=ends["text"] or config["loader"]["seq_len"] // 2,
+        audio_slot=ends["audio"] or config["loader"]["seq_len"] // 2,
+        closed_words=config["tokenizers"] == "scenes",
+    )
+    presets = "scenes" if config["tokenizers"] == "scenes" else "paper"
+    return Pipeline(model, bundle, limits, presets=presets, card=write_card(folder, found.step, model))
+
+
+def write_card(folder: Path, step: int, model: Transformer, results: str | None = None) -> str:
+    """The model card, in the hub's form, from what the run recorded of itself."""
+    records = read_records(folder / "records.jsonl")
+    start = next((event for event in records if event["kind"] == "run"), {})
+    losses = [event for event in records if event["kind"] == "validation" and event["step"] <= step]
+    tokens = sum(event["tokens"] for event in records if event["kind"] == "step" and event["step"] <= step)
+    environment: dict[str, Any] = start.get("environment", {})
+    shape = model.config
+    lines = [
+        "---",
+        "library_name: triptych",
+        "license: apache-2.0",
+        "pipeline_tag: any-to-any",
+        "tags: [masked-diffusion, text-to-image, image-to-text, text-to-speech, automatic-speech-recognition]",
+        "---",
+        f"# {start.get('recipe', folder.name)}",
+        "",
+        "One masked-diffusion model for text, pictures and sound, trained with Triptych.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| parameters | {start.get('parameters', 0):,} ({start.get('non_embedding', 0):,} without embeddings) |",
+        f"| shape | {shape.num_layers} layers, width {shape.width}, {shape.num_heads} heads, d_ff {shape.d_ff} |",
+        f"| vocabulary | {model.vocabulary.size:,} ids: {_fields(model.vocabulary)} |",
+        f"| trained | {step:,} steps, {tokens:,} tokens |",
+        f"| with | {_versions(environment)} |",
+        f"| on | {environment.get('machine')} |",
+        "",
+    ]
+    if losses:
+        lines += [
+            f"Negative ELBO on held-out data after step {losses[-1]['step']:,}, in nats per token (k-uniform estimate, "
+            "95 % margin over sequences):",
+            "",
+            "| term | nats per token | tokens |",
+            "|---|---|---|",
+        ]
+        for name, value in losses[-1]["nelbo"].items():
+            shown = name.replace("|", " given ")
+            lines.append(f"| {shown} | {value['nats_per_token']:.3f} ± {value['margin']:.3f} | {value['tokens']:,} |")
+        lines.append("")
+    if results:
+        lines += [results, ""]
+    lines += [
+        "## Use",
+        "",
+        "```python",
+        "from triptych.pipeline import Pipeline",
+        "",
+        'pipe = Pipeline.from_pretrained("FOLDER_OR_NAME")',
+        'pipe.text_to_image("two cats left of a red heart").save("cats.png")',
+        "```",
+        "",
+        f"Trained with `triptych train {start.get('recipe', 'RECIPE')}`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _versions(environment: dict[str, Any]) -> str:
+    commit, torch = environment.get("commit"), environment.get("torch")
+    return f"triptych {environment.get('triptych')} at {commit}, torch {torch}"
+
+
+def _fields(value: Any) -> str:
+    return ", ".join(f"{f.name} {getattr(value, f.name):,}" for f in dataclasses.fields(value))

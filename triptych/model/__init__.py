@@ -1,0 +1,1 @@
+"""The network: a bidirectional transformer, its loss head, and what both cost."""

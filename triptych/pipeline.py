@@ -1,0 +1,515 @@
+"""The Python API: one model, with its tokenizers, in every direction.
+
+    pipe = Pipeline.from_pretrained("scenes")
+    picture = pipe.text_to_image("two cats left of a red heart")
+    pipe.caption(picture)
+
+Every method takes one item or a list and returns one or a list. Seeds: request i of a list has seed + i, and gives the
+same result as when it is asked alone with that seed.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from huggingface_hub import ModelHubMixin
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from triptych.errors import CheckpointError, UserError, did_you_mean
+from triptych.model.transformer import ModelConfig, Transformer
+from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_ended, unsaid
+from triptych.sample.generate import Settings, generate
+from triptych.sample.group import Callback
+from triptych.sample.presets import PRESETS
+from triptych.tokenizers.base import Sound
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.vocab import Modality, Task, Vocabulary
+
+EMBEDDED = {"scenes": Path(__file__).parent / "assets" / "models" / "scenes"}
+"""Models that come with the package, by name."""
+
+GAP = "___"
+"""In a text: one token to be filled in."""
+
+_UNSAID_TOKENS = 8  # length of a text that is not given: that of a usual caption
+_WEIGHTS, _CONFIG, _CARD, _TOKENIZERS = "model.safetensors", "config.json", "README.md", "tokenizers"
+Item = TypeVar("Item")
+Box = tuple[int, int, int, int]
+"""left, top, right, bottom in pixels; right and bottom are outside, as in PIL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a model was trained to handle."""
+
+    seq_len: int
+    text_slot: int
+    """Longest text whose length the model can choose, with its end."""
+    audio_slot: int
+    closed_words: bool = False
+    """Whether it knows the words of its text tokenizer and no others, as models of a small world do."""
+
+
+class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion", "any-to-any"]):
+    """A model with its tokenizers. Load one with `from_pretrained`: an embedded name, a folder, or a hub name."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        bundle: TokenizerBundle,
+        limits: Limits,
+        *,
+        presets: str = "scenes",
+        card: str | None = None,
+    ):
+        if model.vocabulary != bundle.vocabulary:
+            raise CheckpointError(
+                f"the model has the vocabulary {model.vocabulary}, but its tokenizers have {bundle.vocabulary}."
+            )
+        self.model, self.bundle, self.limits, self.card = model.eval(), bundle, limits, card
+        self.presets_name = presets
+        self.presets = PRESETS[presets]
+        self.half = False
+        """Whether to save weights in float16, at half the size; they are float32 again when loaded."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def to(self, device: str | torch.device) -> "Pipeline":
+        self.model.to(device)
+        return self
+
+    # -- text, pictures, speech ---------------------------------------------------------------------------------------
+
+    @overload
+    def text_to_image(self, text: str, **settings: Any) -> Image.Image: ...
+    @overload
+    def text_to_image(self, text: Sequence[str], **settings: Any) -> list[Image.Image]: ...
+    def text_to_image(self, text: str | Sequence[str], **settings: Any) -> Image.Image | list[Image.Image]:
+        """Draw what a text says."""
+        size = self._image_tokens
+
+        def canvas(prompt: str) -> Canvas:
+            return Canvas(self._text(prompt), masked(Modality.IMAGE, size), hide=True)
+
+        return self._each(text, canvas, Modality.IMAGE, self._picture, settings)
+
+    @overload
+    def caption(self, image: Image.Image, **settings: Any) -> str: ...
+    @overload
+    def caption(self, image: Sequence[Image.Image], **settings: Any) -> list[str]: ...
+    def caption(self, image: Image.Image | Sequence[Image.Image], **settings: Any) -> str | list[str]:
+        """Say what a picture shows."""
+
+        def canvas(picture: Image.Image) -> Canvas:
+            return Canvas(self._open_text(), self._image(picture))
+
+        return self._each(image, canvas, Modality.TEXT, self._said, settings)
+
+    def answer(self, image: Image.Image | Sequence[Image.Image], question: str | Sequence[str], **settings: Any) -> Any:
+        """Answer a question about a picture."""
+        pairs = _pairs(image, question)
+
+        def canvas(pair: tuple[Image.Image, str]) -> Canvas:
+            return Canvas(self._open_text(pair[1] + " "), self._image(pair[0]))
+
+        answers = self._each([*pairs], canvas, Modality.TEXT, self._said, settings)
+        cut = [said[len(asked) :].strip() for said, (_, asked) in zip(answers, pairs)]
+        return cut if isinstance(image, Sequence) or not isinstance(question, str) else cut[0]
+
+    def speak(self, text: str | Sequence[str], seconds: float | None = None, **settings: Any) -> Any:
+        """Read a text aloud; how long that takes is the model's choice, unless given."""
+
+        def canvas(prompt: str) -> Canvas:
+            return Canvas(self._text(prompt), self._sound_span(seconds), hide=True)
+
+        return self._each(text, canvas, Modality.AUDIO, self._sound, settings)
+
+    def transcribe(self, sound: Sound | Sequence[Sound], **settings: Any) -> Any:
+        """Write down what is said."""
+
+        def canvas(voice: Sound) -> Canvas:
+            return Canvas(self._open_text(), self._audio(voice))
+
+        return self._each(sound, canvas, Modality.TEXT, self._said, settings)
+
+    def complete(self, text: str | Sequence[str], **settings: Any) -> Any:
+        """Go on with a text, to its end."""
+        return self._each(text, lambda t: Canvas(self._open_text(t)), Modality.TEXT, self._said, settings)
+
+    # -- filling in ---------------------------------------------------------------------------------------------------
+
+    def infill_image(
+        self, image: Image.Image, box: Box, text: str | None = None, *, keep: bool = True, **settings: Any
+    ) -> Image.Image:
+        """Paint a rectangle of a picture anew, with a text to follow or without.
+
+        Whole codes are painted: all that the rectangle touches. With `keep`, pixels of other codes stay as they were.
+        """
+        tokenizer = self.bundle.image
+        side = int(self._image_tokens**0.5)
+        scaled = image.convert("RGB")
+        scaled = scaled if scaled.size == (tokenizer.resolution,) * 2 else scaled.resize((tokenizer.resolution,) * 2)
+        cells = self._cells(box, image.size, side)
+        ids = np.where(cells.reshape(-1), MASKED, np.asarray(tokenizer.encode([scaled])[0], np.int64))
+        said = self._text(text) if text is not None else unsaid(Modality.TEXT, _UNSAID_TOKENS)
+        canvas = Canvas(said, Span(Modality.IMAGE, ids), hide=text is not None)
+        if text is None:
+            settings = {"guidance": 1.0, **settings}
+        filled = self._run([canvas], Modality.IMAGE, settings)[0]
+        assert filled.media is not None
+        painted = self._picture(filled)
+        if keep:
+            mask = Image.fromarray((cells * 255).astype(np.uint8)).resize(painted.size, Image.Resampling.NEAREST)
+            painted = Image.composite(painted, scaled, mask)
+        return painted if painted.size == image.size else painted.resize(image.size)
+
+    def infill_text(
+        self, text: str, image: Image.Image | None = None, sound: Sound | None = None, **settings: Any
+    ) -> str:
+        """Fill the gaps of a text, each `___` with one token; about a picture or a sound, if there is one."""
+        if image is not None and sound is not None:
+            raise UserError("a text is filled in beside a picture or beside a sound, not both.")
+        media = self._image(image) if image is not None else self._audio(sound) if sound is not None else None
+        return self._said(self._run([Canvas(self._gapped(text), media)], Modality.TEXT, settings)[0])
+
+    def infill_sound(
+        self, sound: Sound, interval: tuple[float, float], text: str | None = None, **settings: Any
+    ) -> Sound:
+        """Say an interval (seconds) of a sound anew, with a text to follow or without."""
+        begin, end = interval
+        span = self._audio(sound)
+        frames = len(span.ids) // self._codebooks
+        rate = frames / sound.seconds
+        first, last = int(begin * rate), -int(-end * rate // 1)
+        if not 0 <= begin < end or first >= frames:
+            raise UserError(
+                f"the interval must lie within the {sound.seconds:.2f} s of the sound, got {begin:g} to {end:g} s."
+            )
+        ids = span.ids.copy()
+        ids[first * self._codebooks : min(last, frames) * self._codebooks] = MASKED
+        said = self._text(text) if text is not None else unsaid(Modality.TEXT, _UNSAID_TOKENS)
+        canvas = Canvas(said, Span(Modality.AUDIO, ids), hide=text is not None)
+        if text is None:
+            settings = {"guidance": 1.0, **settings}
+        return self._sound(self._run([canvas], Modality.AUDIO, settings)[0])
+
+    # -- chains -------------------------------------------------------------------------------------------------------
+
+    def speech_to_image(self, sound: Sound, **settings: Any) -> tuple[str, Image.Image]:
+        """Listen, then draw: what was heard, and the picture of it."""
+        heard = self.transcribe(sound, seed=settings.get("seed", 0))
+        return heard, self.text_to_image(heard, **settings)
+
+    def image_to_speech(self, image: Image.Image, **settings: Any) -> tuple[str, Sound]:
+        """Look, then say what is there: the words and the sound."""
+        said = self.caption(image, seed=settings.get("seed", 0))
+        return said, self.speak(said, **settings)
+
+    # -- any canvas ---------------------------------------------------------------------------------------------------
+
+    def fill(
+        self,
+        canvases: Sequence[Canvas],
+        settings: Settings,
+        seed: int | Sequence[int] = 0,
+        callback: Callback | None = None,
+    ) -> list[Canvas]:
+        """Fill canvases of any shape: any known or masked span of any modality."""
+        seeds = [seed + i for i in range(len(canvases))] if isinstance(seed, int) else list(seed)
+        if len(seeds) != len(canvases):
+            raise UserError(f"expected one seed for all or {len(canvases)} seeds, got {len(seeds)}.")
+        if any(number < 0 for number in seeds):
+            raise UserError(f"seeds must not be negative, got {min(seeds)}.")
+        return generate(self.model, canvases, settings, seeds, device=self.device, callback=callback)
+
+    def decode(self, span: Span) -> str | Image.Image | Sound:
+        """What a finished span is."""
+        return self.bundle[span.modality].decode([span.ids])[0]
+
+    def _each(
+        self,
+        items: Any,
+        canvas: Callable[[Any], Canvas],
+        target: Modality,
+        read: Callable[[Canvas], Any],
+        settings: dict[str, Any],
+    ) -> Any:
+        """Make canvases, fill them, read the results; one for one, or a list for a list."""
+        several = isinstance(items, Sequence) and not isinstance(items, str)
+        listed = list(items) if several else [items]
+        filled = self._run([canvas(item) for item in listed], target, settings)
+        results = [read(each) for each in filled]
+        return results if several else results[0]
+
+    def _run(self, canvases: Sequence[Canvas], target: Modality, settings: Mapping[str, Any]) -> list[Canvas]:
+        """`settings` are fields of `Settings` that differ from the preset of the target, and seed and callback."""
+        chosen = dict(settings)
+        seed, callback = chosen.pop("seed", 0), chosen.pop("callback", None)
+        name = chosen.pop("preset", None)
+        preset = self.presets[target] if name is None else _preset(name)[target]
+        unknown = next((key for key in chosen if key not in Settings.__dataclass_fields__), None)
+        if unknown is not None:
+            known_names = [*Settings.__dataclass_fields__, "seed", "callback", "preset"]
+            raise UserError(f"unknown setting {unknown!r}.{did_you_mean(unknown, known_names)}")
+        if "sampler" in chosen and chosen["sampler"] != preset.sampler:
+            preset = replace(preset, options={})  # those were another sampler's
+        return self.fill(canvases, replace(preset, **chosen), seed, callback)
+
+    # -- parts of canvases --------------------------------------------------------------------------------------------
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.bundle.vocabulary
+
+    @property
+    def _image_tokens(self) -> int:
+        return self.bundle.image.tokens_per_image
+
+    @property
+    def _codebooks(self) -> int:
+        return self.bundle.audio.num_codebooks
+
+    def _encode_text(self, text: str) -> np.ndarray:
+        if self.limits.closed_words:
+            self._check_words(text)
+        return np.asarray(self.bundle.text.encode([text])[0], np.int64)
+
+    def _text(self, text: str) -> Span:
+        text = _clean(text)
+        if not text:
+            raise UserError("expected a text, got an empty one.")
+        ids = self._encode_text(text)
+        self._check_length(len(ids), text)
+        return known(Modality.TEXT, ids)
+
+    def _check_length(self, tokens: int, text: str) -> None:
+        most = self.limits.text_slot - 1
+        if tokens > most:
+            raise UserError(
+                f"the text is {tokens} tokens long, and this model knows texts of at most {most}: {text[:60]!r}... "
+                "Shorten it."
+            )
+
+    def _open_text(self, prefix: str = "") -> Span:
+        ids = self._encode_text(prefix.rstrip()) if prefix.strip() else np.zeros(0, np.int64)
+        self._check_length(len(ids) + 1, prefix)
+        return open_ended(Modality.TEXT, self.limits.text_slot, ids)
+
+    def _gapped(self, text: str) -> Span:
+        parts = _clean(text).split(GAP)
+        if len(parts) < 2:
+            raise UserError(f"expected a text with gaps, written {GAP}, got {text!r}.")
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            ids += [MASKED] if number else []
+            # Words carry the space before them, so one behind a gap keeps it, and one before a gap leaves it to it.
+            ids += self._encode_text(part.rstrip()).tolist() if part.strip() else []
+        self._check_length(len(ids), text)
+        return Span(Modality.TEXT, np.array(ids, np.int64))
+
+    def _check_words(self, text: str) -> None:
+        """A model of a small world has never seen other words, and would make something up."""
+        for word in re.findall(r"[^\W\d_]+|\d+", text.lower()):
+            pieces = self.bundle.text.encode([f" {word}", word])
+            if min(map(len, pieces)) > 1:
+                raise UserError(f"this model does not know the word {word!r}.{did_you_mean(word, self._words())}")
+
+    def _words(self) -> list[str]:
+        size = self.vocabulary.data_size(Modality.TEXT)
+        pieces = self.bundle.text.decode([np.array([i]) for i in range(size)])
+        return sorted({piece.strip() for piece in pieces if re.fullmatch(r" ?[a-z]{2,}", piece)})
+
+    def _image(self, image: Image.Image) -> Span:
+        if not isinstance(image, Image.Image):
+            raise UserError(f"expected a picture (PIL.Image), got {type(image).__name__}.")
+        tokenizer = self.bundle.image
+        scaled = image.convert("RGB")
+        if scaled.size != (tokenizer.resolution,) * 2:
+            scaled = scaled.resize((tokenizer.resolution,) * 2)
+        return known(Modality.IMAGE, tokenizer.encode([scaled])[0])
+
+    def _audio(self, sound: Sound) -> Span:
+        if not isinstance(sound, Sound):
+            raise UserError(f"expected a Sound, got {type(sound).__name__}.")
+        ids = self.bundle.audio.encode([sound])[0]
+        most = self.limits.audio_slot - 1
+        if len(ids) > most:
+            seconds = sound.seconds * most / len(ids)
+            raise UserError(
+                f"the sound is {sound.seconds:.1f} s long, and this model knows at most {seconds:.1f} s. Cut it."
+            )
+        return known(Modality.AUDIO, ids)
+
+    def _sound_span(self, seconds: float | None) -> Span:
+        if seconds is None:
+            return open_ended(Modality.AUDIO, self.limits.audio_slot, stride=self._codebooks)
+        tokenizer = self.bundle.audio
+        frames = round(seconds * tokenizer.frame_rate)
+        most = (self.limits.audio_slot - 1) // self._codebooks
+        if not 1 <= frames <= most:
+            raise UserError(
+                f"seconds must lie between {1 / tokenizer.frame_rate:.2f} and {most / tokenizer.frame_rate:.2f} "
+                f"for this model, got {seconds:g}."
+            )
+        return masked(Modality.AUDIO, frames * self._codebooks)
+
+    def _cells(self, box: Box, size: tuple[int, int], side: int) -> np.ndarray:
+        """[side, side] bool: the codes that a pixel rectangle touches."""
+        left, top, right, bottom = box
+        if not (0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]):
+            raise UserError(f"the box must be left, top, right, bottom within {size[0]} x {size[1]} pixels, got {box}.")
+        cells = np.zeros((side, side), bool)
+        columns = slice(left * side // size[0], -(-right * side // size[0]))
+        rows = slice(top * side // size[1], -(-bottom * side // size[1]))
+        cells[rows, columns] = True
+        return cells
+
+    def _said(self, canvas: Canvas) -> str:
+        return self.bundle.text.decode([canvas.text.ids])[0].strip()
+
+    def _picture(self, canvas: Canvas) -> Image.Image:
+        assert canvas.media is not None
+        return self.bundle.image.decode([canvas.media.ids])[0]
+
+    def _sound(self, canvas: Canvas) -> Sound:
+        assert canvas.media is not None
+        return self.bundle.audio.decode([canvas.media.ids])[0]
+
+    # -- saved models -------------------------------------------------------------------------------------------------
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Called by `save_pretrained` and `push_to_hub`: weights, configuration, tokenizers, card."""
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
+        if self.half:
+            weights = {name: tensor.half() for name, tensor in weights.items()}
+        save_file(weights, save_directory / _WEIGHTS)
+        config = {
+            "format": "triptych-model",
+            "version": 1,
+            "model": asdict(self.model.config),
+            "limits": asdict(self.limits),
+            "presets": self.presets_name,
+            "vocabulary": self.vocabulary.fingerprint,
+            "tokenizers": self.bundle.fingerprints,
+        }
+        (save_directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        self.bundle.save(save_directory / _TOKENIZERS)
+        if self.card is not None:
+            (save_directory / _CARD).write_text(self.card)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **options: Any) -> "Pipeline":  # type: ignore[override]
+        """Load an embedded model by name, a saved one by folder, or one from the hub by its name."""
+        folder = EMBEDDED.get(str(source), Path(source))
+        if str(source) in EMBEDDED and not folder.is_dir():
+            raise CheckpointError(f"the model {source!r} is not part of this installation: {folder} is missing.")
+        if not folder.is_dir() and str(source).count("/") != 1:
+            raise UserError(
+                f"{str(source)!r} is neither a folder of a saved model nor an embedded one."
+                f"{did_you_mean(str(source), list(EMBEDDED))}"
+            )
+        return super().from_pretrained(str(folder) if folder.is_dir() else str(source), **options)
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+        device: str | torch.device = "cpu",
+        **_: Any,
+    ) -> "Pipeline":
+        folder = Path(model_id)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            options = {"cache_dir": cache_dir, "force_download": force_download, "token": token}
+            folder = Path(
+                snapshot_download(model_id, revision=revision, local_files_only=local_files_only, **options)  # type: ignore[arg-type]
+            )
+        config = _read_config(folder)
+        tokenizers = folder / _TOKENIZERS
+        bundle = TokenizerBundle.load(tokenizers if tokenizers.is_dir() else config["embedded_tokenizers"])
+        if config["vocabulary"] != bundle.vocabulary.fingerprint or config["tokenizers"] != bundle.fingerprints:
+            raise CheckpointError(
+                f"{folder} was trained with other tokenizers than those beside it: their fingerprints differ."
+            )
+        card = folder / _CARD
+        model = load_weights(folder / _WEIGHTS, ModelConfig(**config["model"]), bundle.vocabulary)
+        return cls(
+            model.to(device),
+            bundle,
+            Limits(**config["limits"]),
+            presets=config["presets"],
+            card=card.read_text() if card.exists() else None,
+        )
+
+
+def load_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Transformer:
+    """A model from its weights, in float32 whatever they were saved in."""
+    try:
+        weights = load_file(path)
+    except Exception as error:  # safetensors raises its own kind, OSError and others
+        raise CheckpointError(f"{path} cannot be read as safetensors ({error}).") from error
+    with torch.device("meta"):
+        model = Transformer(config, vocabulary)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in sorted({*expected, *weights}):
+        found = tuple(weights[name].shape) if name in weights else None
+        if found != expected.get(name):
+            raise CheckpointError(
+                f"{path} does not fit its configuration: {name} is {found}, expected {expected.get(name)}. "
+                "Is it of another vocabulary or shape?"
+            )
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
+    return model
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / _CONFIG
+    try:
+        config = json.loads(path.read_text())
+        if config["format"] != "triptych-model" or config["version"] != 1:
+            raise KeyError("format")
+        return config
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} is not a saved Triptych model: {path.name} ({error!r}).") from error
+
+
+def _preset(name: str) -> Mapping[Modality, Settings]:
+    if name not in PRESETS:
+        raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(PRESETS))}")
+    return PRESETS[name]
+
+
+def _pairs(image: Any, question: Any) -> list[tuple[Image.Image, str]]:
+    images = list(image) if isinstance(image, Sequence) else [image]
+    questions = [question] if isinstance(question, str) else list(question)
+    if len(images) == 1:
+        images *= len(questions)
+    if len(questions) == 1:
+        questions *= len(images)
+    if len(images) != len(questions):
+        raise UserError(f"expected as many questions as pictures, got {len(questions)} and {len(images)}.")
+    return [(picture, _clean(asked)) for picture, asked in zip(images, questions)]
+
+
+def _clean(text: str) -> str:
+    if not isinstance(text, str):
+        raise UserError(f"expected a text, got {type(text).__name__}.")
+    return " ".join(text.split())
+
+
+__all__ = ["GAP", "Limits", "Pipeline", "Task"]

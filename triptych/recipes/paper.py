@@ -1,0 +1,37 @@
+"""Recipes of the paper: its base model, its 3B model, and the family of fixed aspect between and beyond them."""
+
+from triptych.data.loader import LoaderConfig
+from triptych.model.transformer import ModelConfig
+from triptych.train.config import OptimizerConfig, RunConfig
+
+HEAD_WIDTH = 128
+SEQ_LEN = 3256  # 30 s of audio in 4 codebooks at 25 frames/s, and 256 positions of text
+
+
+def paper_base() -> RunConfig:
+    """8 x 1024, 80M parameters without embeddings, 320M with them: where the paper tuned (13B tokens)."""
+    return _run("paper_base", num_layers=8, width=1024, d_ff=1920, batch=256, tokens=13e9, warmup=1000)
+
+
+def paper_3b() -> RunConfig:
+    """24 x 3072: the paper's largest, 1M steps of 3,072 sequences."""
+    return _run("paper_3b", num_layers=24, width=3072, d_ff=5632, batch=3072, tokens=1e6 * 3072 * SEQ_LEN, warmup=2000)
+
+
+def fixed_aspect(num_layers: int) -> RunConfig:
+    """The scaling family: width 128 x layers, d_ff = 2/3 x 2.75 x width, to the next multiple of 128."""
+    width = 128 * num_layers
+    d_ff = -(-int(width * 2.75 * 2 / 3) // 128) * 128
+    return _run(f"aspect_{num_layers}", num_layers, width, d_ff, batch=256, tokens=13e9, warmup=1000)
+
+
+def _run(name: str, num_layers: int, width: int, d_ff: int, batch: int, tokens: float, warmup: int) -> RunConfig:
+    return RunConfig(
+        recipe=name,
+        model=ModelConfig(num_layers=num_layers, width=width, num_heads=width // HEAD_WIDTH, d_ff=d_ff),
+        loader=LoaderConfig(seq_len=SEQ_LEN, global_batch=batch),
+        optimizer=OptimizerConfig(lr=9e-4, warmup_steps=warmup),
+        num_steps=round(tokens / (batch * SEQ_LEN)),
+        tokenizers="paper",
+        save_every=1000,
+    )

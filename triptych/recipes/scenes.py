@@ -1,0 +1,54 @@
+"""Recipes for the embedded world, sized for a CPU."""
+
+from dataclasses import replace
+
+from triptych.data.loader import LoaderConfig
+from triptych.data.pack import Grouped
+from triptych.data.sequences import OpenEnds
+from triptych.diffusion.corrupt import CorruptConfig
+from triptych.model.transformer import ModelConfig
+from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig
+
+TASKS = ("text", "image-text", "audio-text")
+
+
+def scenes() -> RunConfig:
+    """The shipped model: text, pictures and speech of the embedded world."""
+    return RunConfig(
+        recipe="scenes",
+        model=ModelConfig(num_layers=6, width=192, num_heads=4, d_ff=512, softmax_scope="modality", init_std=0.045),
+        loader=LoaderConfig(
+            seq_len=224,
+            global_batch=24,
+            layout=Grouped(max_tokens=4096, overhead=256),
+            task_weights={"text": 0.1, "image-text": 0.45, "audio-text": 0.45},
+            document_attention=True,
+            mask_text_eos="none",
+            open_ends=OpenEnds(probability=0.1, text=32, audio=176),
+        ),
+        # Conditional directions are what users ask for, and a shared time hardly ever shows them (SPEC 9).
+        corrupt=CorruptConfig(p_one_sided=0.6, p_prompt_masked=0.1),
+        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98, weight_decay=0.05, clip=1.0, warmup_steps=500),
+        num_steps=11_000,
+        ema_decay=0.999,
+        data=tuple(f"data/scenes/train/{task}" for task in TASKS),
+        validation_data=tuple(f"data/scenes/validation/{task}" for task in TASKS),
+        validation=ValidationConfig(every=1000, sequences=256, draws=2),
+        save_every=500,
+    )
+
+
+def nano() -> RunConfig:
+    """A minute of training, to see the loss fall."""
+    run = scenes()
+    return replace(
+        run,
+        recipe="nano",
+        model=replace(run.model, num_layers=3, width=128, num_heads=4, d_ff=320, init_std=0.05),
+        loader=replace(run.loader, global_batch=16),
+        num_steps=300,
+        ema_decay=0.98,
+        optimizer=replace(run.optimizer, warmup_steps=50),
+        validation=ValidationConfig(every=100, sequences=32, draws=1),
+        log_every=10,
+    )

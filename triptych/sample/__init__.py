@@ -1,0 +1,1 @@
+"""Generation: a canvas of known and masked positions, what the model proposes for them, and samplers that choose."""

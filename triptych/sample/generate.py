@@ -1,0 +1,244 @@
+"""From canvases to finished canvases: lengths first, then tokens, in groups of equal length.
+
+The model is a callable, and requests of equal length share its forward passes. What a request gets does not depend on
+its company: its random numbers are its own, rows of unequal length never share a matrix, and the head never sees fewer
+than four rows, below which matrix products take another path in other rounding.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.errors import UserError, did_you_mean
+from triptych.sample.canvas import Canvas, Layout, Span, lay_out, read_back
+from triptych.sample.group import Callback, Group, Proposals, Purpose
+from triptych.sample.logits import constrain, draw, guide, log_prob_and_entropy, temper
+from triptych.sample.unmask import SAMPLERS
+from triptych.vocab import Modality, Vocabulary
+
+# B requests, T positions, n rows of one modality, V columns of its softmax
+
+_LEAST_ROWS = 4
+MOST_TOKENS = 16_384  # positions of one forward pass
+
+
+class Network(Protocol):
+    """What generation needs of a model."""
+
+    vocabulary: Vocabulary
+
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Any: ...
+
+    def logits(self, hidden_nD: Tensor, modality: Modality) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to sample."""
+
+    sampler: str = "random_order"
+    steps: int | None = None
+    """Looks at the canvas; None for one token a look."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    guidance: float = 1.0
+    """How far to go from what the model says without the text towards, and past, what it says with it; 1 is off."""
+    length: Literal["draw", "median", "mode"] = "median"
+    """How an open length is chosen from the model's law of it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the sampler."""
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise UserError(f"unknown sampler {self.sampler!r}.{did_you_mean(self.sampler, list(SAMPLERS))}")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"steps must be at least 1, got {self.steps}.")
+        if not self.temperature >= 0 or not 0 < self.top_p <= 1:
+            raise UserError(
+                "temperature must not be negative and top_p must lie in (0, 1], "
+                f"got {self.temperature} and {self.top_p}."
+            )
+        if not 0 <= self.guidance < float("inf"):
+            raise UserError(f"guidance must not be negative (1 is none), got {self.guidance}.")
+        if self.length not in ("draw", "median", "mode"):
+            raise UserError(f"length must be chosen by draw, median or mode, got {self.length!r}.")
+
+
+@torch.inference_mode()
+def generate(
+    network: Network,
+    canvases: Sequence[Canvas],
+    settings: Settings,
+    seeds: Sequence[int],
+    *,
+    device: torch.device | str = "cpu",
+    callback: Callback | None = None,
+) -> list[Canvas]:
+    """Fill every canvas. The same canvas with the same seed gives the same result in any company."""
+    assert len(canvases) == len(seeds)
+    if settings.guidance != 1 and any(not canvas.hide for canvas in canvases):
+        raise UserError("guidance works against a hidden text; here no known text is to be hidden. Use guidance 1.")
+    sized = _choose_lengths(network, canvases, settings, seeds, device)
+    done: list[Canvas | None] = [None] * len(sized)
+    for members, layouts in _groups(sized, network.vocabulary, copies=1 if settings.guidance == 1 else 2):
+        group = _group(layouts, [seeds[i] for i in members], network.vocabulary, device)
+        tokens = group.tokens
+        if bool(group.masked.any()):
+            propose = _Proposer(network, layouts, group, settings)
+            steps = settings.steps or int(group.masked.sum(1).max())
+            tokens = SAMPLERS[settings.sampler](propose, group, steps, callback=callback, **settings.options)
+        for i, row in zip(members, tokens.cpu().numpy()):
+            done[i] = read_back(sized[i], row, network.vocabulary)
+    return [canvas for canvas in done if canvas is not None]
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def _groups(canvases: Sequence[Canvas], vocabulary: Vocabulary, copies: int) -> list[tuple[list[int], list[Layout]]]:
+    """Which canvases go together: those of equal length, as many as fit one forward pass."""
+    layouts = [lay_out(canvas, vocabulary) for canvas in canvases]
+    by_length: dict[int, list[int]] = {}
+    for i, layout in enumerate(layouts):
+        by_length.setdefault(len(layout.tokens), []).append(i)
+    found = []
+    for length, members in by_length.items():
+        most = max(1, MOST_TOKENS // (length * copies))
+        for start in range(0, len(members), most):
+            part = members[start : start + most]
+            found.append((part, [layouts[i] for i in part]))
+    return found
+
+
+def _group(
+    layouts: Sequence[Layout], seeds: Sequence[int], vocabulary: Vocabulary, device: torch.device | str
+) -> Group:
+    masks = np.array([vocabulary.mask(modality) for modality in Modality], np.int64)
+    return Group(
+        tokens=torch.from_numpy(np.stack([layout.tokens for layout in layouts])).to(device),
+        masked=torch.from_numpy(np.stack([layout.masked for layout in layouts])).to(device),
+        mask_ids=torch.from_numpy(np.stack([masks[layout.modality] for layout in layouts])).to(device),
+        seeds=tuple(seeds),
+    )
+
+
+class _Proposer:
+    """The model's look at a group (see `Propose`)."""
+
+    def __init__(self, network: Network, layouts: Sequence[Layout], group: Group, settings: Settings):
+        self.network, self.group, self.settings = network, group, settings
+        device = group.tokens.device
+        self.modality = torch.from_numpy(np.stack([layout.modality for layout in layouts])).to(device)
+        self.may_end = torch.from_numpy(np.stack([layout.may_end for layout in layouts])).to(device)
+        self.hidden = torch.from_numpy(np.stack([layout.hidden for layout in layouts])).to(device)
+        self.positions = torch.arange(group.tokens.shape[1], device=device).expand_as(group.tokens)
+
+    def __call__(self, tokens: Tensor, where: Tensor, step: int) -> Proposals:
+        cond, uncond = self.look(tokens)
+        ids, log_prob, entropy = (
+            tokens.clone(),
+            *torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device),
+        )
+        uniform = self.group.uniform(step, Purpose.TOKEN)
+        for modality in Modality:
+            rows = where & (self.modality == modality)
+            if not bool(rows.any()):
+                continue
+            logits = constrain(self.logits(cond, uncond, rows, modality), self.may_end[rows])
+            probabilities = temper(logits, self.settings.temperature, self.settings.top_p)
+            chosen = draw(probabilities, uniform[rows])
+            log_prob_nV, entropy_n = log_prob_and_entropy(logits)
+            ids[rows] = chosen + self.network.vocabulary.ids(modality).start
+            log_prob[rows] = log_prob_nV.gather(1, chosen[:, None])[:, 0]
+            entropy[rows] = entropy_n
+        return Proposals(ids, log_prob, entropy)
+
+    def look(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Hidden states with and, if guided, without the text."""
+        if self.settings.guidance == 1:
+            return self.network(tokens, self.positions), None
+        blind = torch.where(self.hidden, self.group.mask_ids, tokens)
+        both = self.network(torch.cat([tokens, blind]), self.positions.repeat(2, 1))
+        return both.chunk(2)
+
+    def logits(self, cond: Tensor, uncond: Tensor | None, rows: Tensor, modality: Modality) -> Tensor:
+        """[n, V] float32, guided."""
+        found = self._head(cond[rows], modality)
+        return found if uncond is None else guide(found, self._head(uncond[rows], modality), self.settings.guidance)
+
+    def _head(self, hidden_nD: Tensor, modality: Modality) -> Tensor:
+        missing = _LEAST_ROWS - len(hidden_nD)
+        if missing <= 0:
+            return self.network.logits(hidden_nD, modality)
+        filled = torch.cat([hidden_nD, hidden_nD[:1].expand(missing, -1)])
+        return self.network.logits(filled, modality)[: len(hidden_nD)]
+
+
+# -- lengths ----------------------------------------------------------------------------------------------------------
+
+
+def _choose_lengths(
+    network: Network, canvases: Sequence[Canvas], settings: Settings, seeds: Sequence[int], device: torch.device | str
+) -> list[Canvas]:
+    """Close every open end, the media before the text: one look each."""
+    sized = list(canvases)
+    for pick in (0, 1):  # a pair has its media first; a text alone is done in the first round
+        waiting = [i for i, canvas in enumerate(sized) if any(span.open_slot for span in canvas.spans)]
+        if not waiting:
+            break
+        asked = [sized[i] for i in waiting]
+        for members, layouts in _groups(asked, network.vocabulary, copies=1):
+            group = _group(layouts, [seeds[waiting[i]] for i in members], network.vocabulary, device)
+            laws = _length_laws(network, group, layouts, [asked[i] for i in members])
+            uniform = group.uniform(pick, Purpose.LENGTH)[:, 0].tolist()
+            for i, law, u in zip(members, laws, uniform):
+                canvas = asked[i]
+                span = _open_span(canvas)
+                length = _pick(law, settings.length, u)
+                sized[waiting[i]] = canvas.with_span(span.closed(length))
+    return sized
+
+
+def _open_span(canvas: Canvas) -> Span:
+    return next(span for span in canvas.spans if span.open_slot is not None)
+
+
+def _length_laws(
+    network: Network, group: Group, layouts: Sequence[Layout], canvases: Sequence[Canvas]
+) -> list[dict[int, float]]:
+    """For each canvas, the probability of every length its first open span may have.
+
+    The end is at or before position i with probability p(EOS at i), in one look; differences give the law.
+    """
+    plain = _Proposer(network, layouts, group, Settings())
+    hidden, _ = plain.look(group.tokens)
+    laws = []
+    for row, canvas in enumerate(canvases):
+        span = _open_span(canvas)
+        start = layouts[row].starts[canvas.spans.index(span)]
+        assert span.open_slot is not None
+        # With nothing given, one step of the stride at least must be said.
+        shortest = max(len(span.ids), span.stride if not len(span.ids) else 0, 1)
+        shortest = -(-shortest // span.stride) * span.stride
+        lengths = list(range(shortest, span.open_slot, span.stride))
+        where = torch.zeros_like(group.masked)
+        where[row, [start + length for length in lengths]] = True
+        logits = constrain(plain.logits(hidden, None, where, span.modality), plain.may_end[where])
+        ended = torch.softmax(logits.double(), -1)[:, -1].cpu().numpy()
+        distribution = np.maximum.accumulate(ended)
+        mass = np.diff(distribution, prepend=0.0)
+        mass[-1] += 1 - distribution[-1]  # whatever has not ended by then ends there
+        laws.append(dict(zip(lengths, (mass / mass.sum()).tolist())))
+    return laws
+
+
+def _pick(law: dict[int, float], how: str, u: float) -> int:
+    lengths, mass = list(law), np.array(list(law.values()))
+    if how == "mode":
+        return lengths[int(mass.argmax())]
+    threshold = 0.5 if how == "median" else u
+    return lengths[min(int(np.searchsorted(np.cumsum(mass), threshold, side="right")), len(lengths) - 1)]

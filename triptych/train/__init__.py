@@ -1,0 +1,1 @@
+"""Training: configuration, one step, the loop around it, what it writes."""

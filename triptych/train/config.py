@@ -1,0 +1,270 @@
+"""Everything that decides a run, as one frozen value, and `key.path=value` on the command line."""
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from triptych.data.loader import LoaderConfig
+from triptych.diffusion.corrupt import CorruptConfig
+from triptych.diffusion.objective import Norm, check_norm
+from triptych.diffusion.schedule import SCHEDULES, Schedule
+from triptych.errors import UserError, did_you_mean
+from triptych.model.transformer import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with warm-up and a cosine."""
+
+    lr: float
+    """At the end of the warm-up."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    """Of matrices and embeddings, not of norms; a step takes lr * weight_decay of a weight away."""
+    clip: float | None = None
+    """Largest norm of the gradient; None for no limit."""
+    warmup_steps: int = 1000
+    """Never more than a quarter of the run."""
+    min_lr_ratio: float = 1e-6 / 9e-4
+    """What the learning rate ends at, as a share of lr."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"{name} must be positive, got {getattr(self, name)!r}.")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)!r}.")
+        if self.weight_decay < 0 or self.warmup_steps < 0 or not 0 <= self.min_lr_ratio <= 1:
+            raise UserError("weight_decay and warmup_steps must not be negative, and min_lr_ratio lie in [0, 1].")
+        if self.clip is not None and not self.clip > 0:
+            raise UserError(f"clip must be positive or none, got {self.clip!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """The negative ELBO on held-out data, on masks that never change."""
+
+    every: int = 500
+    """Steps between two; there is one at the end, too."""
+    sequences: int = 256
+    """Of each data set."""
+    draws: int = 2
+    """Masks per sequence."""
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.sequences, self.draws) < 1:
+            raise UserError("validation needs every, sequences and draws of at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A training run."""
+
+    recipe: str
+    """The name it was made under."""
+    model: ModelConfig
+    loader: LoaderConfig
+    optimizer: OptimizerConfig
+    num_steps: int
+    data: tuple[str, ...] = ()
+    """Folders of the training data sets, made by `triptych tokenize`."""
+    validation_data: tuple[str, ...] = ()
+    tokenizers: str = "scenes"
+    """The bundle the data were made with: a folder, or the name of embedded ones."""
+    corrupt: CorruptConfig = field(default_factory=CorruptConfig)
+    norm: Norm = "sequence"
+    """What the loss is a mean over (SPEC 4.1)."""
+    antimask: bool = False
+    """Whether each step sees every sample twice, with complementary masks. For equal cost, halve the global batch."""
+    z_weight: float = 1e-5
+    """Of the mean squared log-sum-exp over predicted positions."""
+    ema_decay: float | None = None
+    """Of a running mean of the weights, which is then what is validated and exported."""
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    log_every: int = 20
+    save_every: int = 500
+    keep: int = 2
+    """Checkpoints kept, the newest ones."""
+    threads: int | None = None
+    """Of the CPU; None for all."""
+    tensorboard: bool = False
+    seed: int = 0
+    """Of the initial weights; data and masks have seeds of their own."""
+
+    def __post_init__(self) -> None:
+        check_norm(self.norm, self.corrupt)
+        if min(self.num_steps, self.log_every, self.save_every, self.keep) < 1:
+            raise UserError("num_steps, log_every, save_every and keep must be at least 1.")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise UserError(f"ema_decay must lie between 0 and 1 or be none, got {self.ema_decay!r}.")
+        if self.z_weight < 0:
+            raise UserError(f"z_weight must not be negative, got {self.z_weight!r}.")
+
+    @property
+    def warmup_steps(self) -> int:
+        return min(self.optimizer.warmup_steps, self.num_steps // 4)
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON of a configuration; a choice among types carries its type's name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return fields if _is_config(type(value)) else {"kind": type(value).__name__.lower(), **fields}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    return value
+
+
+def _is_config(kind: type) -> bool:
+    return kind.__name__.endswith("Config") or kind.__name__ == "OpenEnds"
+
+
+# -- key.path=value ---------------------------------------------------------------------------------------------------
+
+Config = TypeVar("Config")
+
+
+def override(config: Config, assignments: list[str]) -> Config:
+    """The configuration with fields changed: ["model.width=256", "corrupt.schedule=cosine", "data=a,b"].
+
+    Fields of one part are changed together, so that values that are right only together need no order.
+    """
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"expected key=value, got {assignment!r}; try {assignment}=VALUE.")
+        branch = changes
+        *parts, last = path.split(".")
+        for part in parts:
+            if isinstance(branch.get(part), str):  # `layout=packed layout.row_length=600`: a kind, then its fields
+                branch[part] = {_KIND: branch[part]}
+            branch = branch.setdefault(part, {})
+        branch[last] = text
+    return _apply(config, changes, "")
+
+
+_KIND = "="  # in a branch of changes: what the whole is set to before its fields are
+
+
+def _apply(config: Any, changes: dict[str, Any], prefix: str) -> Any:
+    if isinstance(config, dict):
+        for name, text in changes.items():
+            if isinstance(text, dict):
+                raise UserError(f"{prefix}{name} has no fields; write {prefix}{name}=VALUE.")
+        return {**config, **{name: _number(text, prefix + name) for name, text in changes.items()}}
+    hints = typing.get_type_hints(type(config))
+    known = [f.name for f in dataclasses.fields(config)]
+    values = {}
+    for name, change in changes.items():
+        whole = prefix + name
+        if name not in known:
+            path, keys = (_first_path(change, name), known) if isinstance(change, dict) else (name, _all_keys(config))
+            raise UserError(f"unknown key {prefix + path!r}.{did_you_mean(name, keys)}")
+        current = getattr(config, name)
+        if isinstance(change, dict):
+            if _KIND in change:
+                current = _parse(hints[name], change[_KIND], whole)
+            if not dataclasses.is_dataclass(current) and not isinstance(current, dict):
+                raise UserError(f"{prefix + _first_path(change, name)!r}: {name} has no fields; write {name}=VALUE.")
+            values[name] = _apply(current, {key: value for key, value in change.items() if key != _KIND}, f"{whole}.")
+        else:
+            values[name] = _parse(hints[name], change, whole)
+    return dataclasses.replace(config, **values)
+
+
+def _first_path(change: Any, name: str) -> str:
+    """The whole key of a change, for an error."""
+    while isinstance(change, dict):
+        key = next(key for key in change if key != _KIND)
+        change, name = change[key], f"{name}.{key}"
+    return name
+
+
+def _all_keys(config: Any, prefix: str = "") -> list[str]:
+    keys = []
+    for f in dataclasses.fields(config):
+        keys.append(prefix + f.name)
+        if dataclasses.is_dataclass(getattr(config, f.name)):
+            keys += _all_keys(getattr(config, f.name), f"{prefix}{f.name}.")
+    return keys
+
+
+def _parse(kind: Any, text: str, name: str) -> Any:
+    """A value of a field's type from its text."""
+    origin = get_origin(kind)
+    if kind is Schedule:
+        return _choice({each.__name__.lower(): each for each in SCHEDULES}, text, name)
+    if origin in (typing.Union, types.UnionType):
+        options = get_args(kind)
+        if type(None) in options and text.lower() in ("none", "null"):
+            return None
+        rest = [option for option in options if option is not type(None)]
+        if len(rest) > 1 and all(dataclasses.is_dataclass(option) for option in rest):
+            return _choice({option.__name__.lower(): option for option in rest}, text, name)
+        return _parse(rest[0], text, name)
+    if origin is Literal:
+        if text not in get_args(kind):
+            raise UserError(f"{name} must be one of {', '.join(map(str, get_args(kind)))}, got {text!r}.")
+        return text
+    if origin is tuple:
+        return tuple(item for item in text.split(",") if item)
+    if kind is bool:
+        if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise UserError(f"{name} must be true or false, got {text!r}.")
+        return text.lower() in ("true", "1", "yes")
+    if kind is int:
+        return _whole_number(text, name)
+    if kind is float:
+        return _number(text, name)
+    if kind is str:
+        return text
+    raise UserError(f"{name} cannot be set as a whole; set one of its fields ({name}.FIELD=VALUE).")
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise UserError(f"{name} must be a number, got {text!r}.")
+    return number
+
+
+def _whole_number(text: str, name: str) -> int:
+    try:
+        return int(text.replace("_", ""))  # exact, however large
+    except ValueError:
+        number = _number(text, name)
+    if math.isinf(number) or number != int(number):
+        raise UserError(f"{name} must be a whole number, got {text!r}.")
+    return int(number)
+
+
+def _choice(kinds: dict[str, Any], text: str, name: str) -> Any:
+    """`cosine`, or with numbers for its fields in order, `polynomial(3)`."""
+    found = re.fullmatch(r"(\w+)(?:\((.+)\))?", text)
+    if not found:
+        raise UserError(f"{name} must be a kind, or a kind with numbers as in polynomial(3), got {text!r}.")
+    kind, numbers = found.groups()
+    if kind not in kinds:
+        raise UserError(f"{name}: unknown kind {kind!r}.{did_you_mean(kind, list(kinds))}")
+    fields = dataclasses.fields(kinds[kind])
+    texts = numbers.split(",") if numbers else []
+    if len(texts) > len(fields):
+        raise UserError(f"{name}: {kind} takes {', '.join(f.name for f in fields) or 'no numbers'}, got {text!r}.")
+    hints = typing.get_type_hints(kinds[kind])
+    return kinds[kind](**{f.name: _parse(hints[f.name], n.strip(), f"{name}.{f.name}") for f, n in zip(fields, texts)})

@@ -1,0 +1,147 @@
+"""Records first: one JSON line per event in RUN/records.jsonl. Console, TensorBoard and plots read the same events."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import triptych
+
+
+class Listener(Protocol):
+    """Hears every event as it is recorded."""
+
+    def __call__(self, event: dict[str, Any]) -> None: ...
+
+
+class Records:
+    """Appends events to a file and tells the listeners.
+
+    After a resume the file still holds what came behind the checkpoint; `rewind` drops that, so that every step is
+    there once.
+    """
+
+    def __init__(self, path: Path, listeners: list[Listener]):
+        self.path, self.listeners = path, listeners
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def rewind(self, step: int) -> None:
+        if not self.path.exists():
+            return
+        kept = [event for event in read_records(self.path) if event.get("step", 0) <= step]
+        temporary = self.path.with_suffix(".partial")
+        temporary.write_text("".join(json.dumps(event) + "\n" for event in kept))
+        os.replace(temporary, self.path)
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        event = {"kind": kind, "time": round(time.time(), 3), **fields}
+        with open(self.path, "a") as file:
+            file.write(json.dumps(event) + "\n")
+        for listener in self.listeners:
+            listener(event)
+
+
+class Silent:
+    """The records of ranks that keep none."""
+
+    def __call__(self, kind: str, **fields: Any) -> None: ...
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All events; a last line that was cut off by a crash is left out."""
+    events = []
+    for line in path.read_text().splitlines():
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            continue
+    return events
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on besides its configuration."""
+    return {
+        "triptych": triptych.__version__,
+        "commit": _git_commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _git_commit() -> str | None:
+    """Of the source tree, marked if it has changes; None if the package does not lie in one."""
+    folder = Path(triptych.__file__).parent.parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return found.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+class Console:
+    """A line for every logged step and validation; on a terminal, steps overwrite each other."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "step":
+            text, live = _step_line(event), self._live
+        elif event["kind"] in ("validation", "run", "saved", "end", "note"):
+            text, live = _LINES[event["kind"]](event), False
+        else:
+            return
+        if self._live:
+            print(f"\r\x1b[2K{text}", end="" if live else "\n", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _step_line(event: dict[str, Any]) -> str:
+    parts = " ".join(f"{name} {value:.2f}" for name, value in event["nll"].items() if value is not None)
+    speed = f"{event['tokens_per_second']:,.0f} tokens/s"
+    if event.get("mfu") is not None:
+        speed += f", {event['mfu']:.0%} of peak"
+    return (
+        f"step {event['step']:>6}/{event['num_steps']}  loss {event['loss']:.3f} ({parts})  lr {event['lr']:.1e}  "
+        f"{speed}, {_duration(event['seconds_left'])} left"
+    )
+
+
+def _validation_line(event: dict[str, Any]) -> str:
+    parts = ", ".join(
+        f"{name} {value['nats_per_token']:.3f} ± {value['margin']:.3f}" for name, value in event["nelbo"].items()
+    )
+    return f"step {event['step']:>6}  held out, nats per token: {parts}"
+
+
+_LINES = {
+    "validation": _validation_line,
+    "run": lambda event: (
+        f"{event['recipe']}: {event['parameters'] / 1e6:.1f}M parameters "
+        f"({event['non_embedding'] / 1e6:.1f}M without embeddings), {event['num_steps']:,} steps, "
+        f"into {event['folder']}"
+    ),
+    "saved": lambda event: f"step {event['step']:>6}  saved {event['path']}",
+    "end": lambda event: f"done: {event['step']:,} steps in {_duration(event['seconds'])}",
+    "note": lambda event: event["text"],
+}
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -1,0 +1,305 @@
+"""The training loop: steps, validation, checkpoints, records; stops and goes on exactly.
+
+RUN/records.jsonl    every event
+RUN/checkpoints/     the newest few
+RUN/config.json      what it is a run of
+"""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from triptych.data.loader import Loader, Step
+from triptych.data.shards import write_atomically
+from triptych.errors import CheckpointError, UserError
+from triptych.model.count import flops, parameters
+from triptych.model.transformer import Transformer, initialise
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train import checkpoint as ckpt
+from triptych.train.config import RunConfig, to_json
+from triptych.train.log import Listener, Records, Silent, environment
+from triptych.train.ranks import Ranks
+from triptych.train.step import StepSums, build_optimizer, lr_factor, train_step
+from triptych.train.validate import HeldOut
+from triptych.vocab import Modality
+
+# May differ between a run and its continuation: none of them changes a weight.
+_FREE = ("log_every", "save_every", "keep", "threads", "tensorboard", "validation", "validation_data")
+_FREE_PATHS = ("data", "tokenizers")  # where things lie; what they hold is compared by fingerprint
+_FREE_LOADER = ("layout", "num_workers", "prefetch")
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass
+class Run:
+    """A run at some step: all that training changes."""
+
+    config: RunConfig
+    folder: Path
+    model: Transformer
+    optimizer: torch.optim.Optimizer
+    ema: Transformer | None
+    step: int
+    device: torch.device
+    ranks: Ranks
+
+    @property
+    def best(self) -> Transformer:
+        """What to validate, sample from and export."""
+        return self.ema if self.ema is not None else self.model
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and has saved where it is."""
+
+    def __init__(self, number: int, step: int):
+        super().__init__(f"stopped at step {step}")
+        self.number, self.step = number, step
+
+
+def start(
+    config: RunConfig,
+    folder: Path,
+    bundle: TokenizerBundle,
+    device: torch.device,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+) -> Run:
+    """A new run, or one that goes on from the newest checkpoint in its folder."""
+    model = Transformer(config.model, bundle.vocabulary)
+    initialise(model, config.seed)
+    model.to(device)
+    optimizer = build_optimizer(model, config.optimizer)
+    ema = None
+    if config.ema_decay is not None:
+        ema = Transformer(config.model, bundle.vocabulary).to(device).requires_grad_(False)
+        ema.load_state_dict(model.state_dict())
+    run = Run(config, folder, model, optimizer, ema, 0, device, ranks)
+    existing = ckpt.list_checkpoints(folder / "checkpoints")
+    if existing:
+        _restore(run, existing[-1])
+    return run
+
+
+def _restore(run: Run, path: Path) -> None:
+    found = ckpt.load(path)
+    differences = _differences(found.state["config"], to_json(run.config))
+    if differences:
+        raise CheckpointError(
+            f"{path} is of another run: {'; '.join(differences)}. Go back to those values, or choose another folder."
+        )
+    run.model.load_state_dict(found.model)
+    if run.ema is not None and found.ema is not None:
+        run.ema.load_state_dict(found.ema)
+    ckpt.restore_optimizer(run.optimizer, run.model, found.optimizer)
+    run.step = found.step
+
+
+def _differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """What decides the weights and is not as it was."""
+    changed = []
+    for key in sorted({*old, *new}):
+        if (not prefix and key in (*_FREE, *_FREE_PATHS)) or (prefix == "loader." and key in _FREE_LOADER):
+            continue
+        before, now = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            changed += _differences(before, now, f"{prefix}{key}.")
+        elif before != now:
+            changed.append(f"{prefix}{key} was {before!r}, is {now!r}")
+    return changed
+
+
+def train(
+    run: Run,
+    listeners: list[Listener],
+    bundle: TokenizerBundle,
+    *,
+    peak_flops: float | None = None,
+    on_validation: Callable[[Run], None] | None = None,
+    stop_after: int | None = None,
+) -> None:
+    """Train to the end, or until SIGINT or SIGTERM; then what is there is saved and `Stopped` raised.
+
+    `stop_after` ends (and saves) at a step before the last, as a stop would.
+    """
+    config, vocabulary, ranks = run.config, bundle.vocabulary, run.ranks
+    records: Records | Silent = Silent()
+    if ranks.is_first:
+        records = Records(run.folder / "records.jsonl", listeners)
+        records.rewind(run.step)
+        write_atomically(run.folder / "config.json", (json.dumps(to_json(config), indent=2) + "\n").encode())
+    count = parameters(config.model, vocabulary)
+    records(
+        "run",
+        recipe=config.recipe,
+        folder=str(run.folder),
+        step=run.step,
+        num_steps=config.num_steps,
+        parameters=count.total,
+        non_embedding=count.blocks,
+        peak_flops=peak_flops,
+        environment=environment(),
+        config=to_json(config),
+    )
+    held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
+    last = config.num_steps if stop_after is None else min(stop_after, config.num_steps)
+    began, meter = time.monotonic(), _Meter(run, records, peak_flops)
+    with (
+        _Signals() as signals,
+        Loader(list(config.data), config.loader, ranks.rank, ranks.size, start_step=run.step, num_steps=last) as loader,
+    ):
+        _check_data(loader, run, bundle)
+        for step in loader:
+            sums, norm = train_step(run.model, run.optimizer, step, config, vocabulary, run.device, ranks)
+            run.step = step.index + 1
+            if run.ema is not None:
+                _average(run.ema, run.model, min(config.ema_decay or 0.0, (1 + run.step) / (10 + run.step)))
+            meter.add(step, sums, norm)
+            stop = signals.agreed(ranks)
+            if run.step % config.validation.every == 0 or run.step == config.num_steps:
+                meter.flush()
+                if config.validation_data and ranks.is_first:
+                    estimates = held_out.estimate(run.best, run.device)
+                    records("validation", step=run.step, nelbo={name: e.as_json for name, e in estimates.items()})
+                if on_validation is not None and ranks.is_first:
+                    on_validation(run)
+                meter.restart()
+            if run.step % config.save_every == 0 or run.step == last or stop is not None:
+                if ranks.is_first:
+                    records("saved", step=run.step, path=str(save(run, loader, bundle)))
+                ranks.barrier()
+                meter.restart()
+            if stop is not None:
+                raise Stopped(stop, run.step)
+    records("end", step=run.step, seconds=round(time.monotonic() - began, 1))
+
+
+def save(run: Run, loader: Loader, bundle: TokenizerBundle) -> Path:
+    state = {
+        "loader": loader.state(),
+        "config": to_json(run.config),
+        "vocabulary": bundle.vocabulary.fingerprint,
+        "tokenizers": bundle.fingerprints,
+    }
+    found = ckpt.Checkpoint(
+        run.step,
+        run.model.state_dict(),
+        ckpt.optimizer_tensors(run.optimizer, run.model),
+        None if run.ema is None else run.ema.state_dict(),
+        state,
+    )
+    return ckpt.save(run.folder / "checkpoints", found, run.config.keep)
+
+
+def _check_data(loader: Loader, run: Run, bundle: TokenizerBundle) -> None:
+    """The data must be those of the checkpoint, and made with the run's tokenizers."""
+    for folder in run.config.data:
+        from triptych.data.shards import TokenDataset
+
+        dataset = TokenDataset(folder)
+        if dataset.vocabulary != bundle.vocabulary:
+            raise UserError(
+                f"{folder} has the vocabulary {dataset.vocabulary}, but the tokenizers {run.config.tokenizers!r} have "
+                f"{bundle.vocabulary}. Tokenize the data with them, or set tokenizers=FOLDER."
+            )
+    newest = ckpt.list_checkpoints(run.folder / "checkpoints")
+    if run.step and newest:
+        state = json.loads((newest[-1] / "state.json").read_text())
+        loader.restore(state["loader"])
+
+
+@torch.no_grad()
+def _average(ema: nn.Module, model: nn.Module, decay: float) -> None:
+    torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
+
+
+class _Meter:
+    """Gathers steps and records their mean every `log_every`."""
+
+    def __init__(self, run: Run, records: Records | Silent, peak_flops: float | None):
+        self.run, self.records, self.peak = run, records, peak_flops
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to measure anew, so that validation and saving do not count as slow steps."""
+        self._since, self._steps, self._tokens, self._positions, self._flops = time.monotonic(), 0, 0, 0, 0.0
+        self._sums, self._loss, self._norm = StepSums(), 0.0, 0.0
+
+    def add(self, step: Step, sums: StepSums, norm: float) -> None:
+        config = self.run.config
+        self._steps += 1
+        self._tokens += step.num_tokens
+        self._positions += step.num_positions
+        share = float(sums.predicted.sum()) / max(1, step.num_tokens)
+        context = step.num_tokens / max(1, step.num_sequences)
+        per_token = flops(config.model, self.run.model.vocabulary, context, predicted=share).training
+        self._flops += per_token * step.num_tokens * (2 if config.antimask else 1)
+        self._loss += sums.loss
+        self._norm += norm
+        self._sums.nll += sums.nll
+        self._sums.predicted += sums.predicted
+        if self.run.step % config.log_every == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._steps:
+            return
+        config = self.run.config
+        seconds = max(time.monotonic() - self._since, 1e-9)
+        nll = {
+            modality.name.lower(): round(float(self._sums.nll[modality] / n), 5)
+            if (n := self._sums.predicted[modality])
+            else None
+            for modality in Modality
+        }
+        self.records(
+            "step",
+            step=self.run.step,
+            num_steps=config.num_steps,
+            loss=round(self._loss / self._steps, 5),
+            nll=nll,
+            lr=config.optimizer.lr * lr_factor(self.run.step - 1, config),
+            grad_norm=round(self._norm / self._steps, 5),
+            tokens=self._tokens,
+            padding=round(1 - self._tokens / max(1, self._positions), 4),
+            tokens_per_second=round(self._tokens / seconds, 1),
+            mfu=None if self.peak is None else round(self._flops / seconds / self.peak, 4),
+            seconds_left=round((config.num_steps - self.run.step) * seconds / self._steps, 1),
+        )
+        self.restart()
+
+
+class _Signals:
+    """Notes SIGINT and SIGTERM so that the step in progress can end; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in _STOPS:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def agreed(self, ranks: Ranks) -> int | None:
+        """The signal that any rank has received, known to all of them at the same step."""
+        if ranks.size == 1:
+            return self.received
+        return next(
+            (n for n, heard in zip(_STOPS, ranks.sum([float(self.received == n) for n in _STOPS])) if heard), None
+        )
+
+    def _note(self, number: int, _: Any) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number

@@ -1,0 +1,21 @@
+"""How fast this machine multiplies matrices: what training speed is measured against."""
+
+import time
+
+import torch
+
+
+def matmul_peak(device: torch.device, seconds: float = 0.5) -> float:
+    """FLOP/s of the best of several square float32 products, with the threads that are set."""
+    best = 0.0
+    for size in (512, 1024, 2048):
+        a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+        out = a @ b
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds / 3:
+            start = time.perf_counter()
+            torch.mm(a, b, out=out)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best

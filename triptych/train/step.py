@@ -1,0 +1,164 @@
+"""One optimizer step: mask, predict, weigh, sum over micro-batches, update.
+
+The loss of a step is a plain sum over predicted tokens whose weights already contain every mean (see
+`diffusion.objective`), so micro-batches and ranks only add.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from triptych.data.loader import Step
+from triptych.data.types import Batch
+from triptych.diffusion.corrupt import Corrupted, corrupt
+from triptych.diffusion.objective import token_weights
+from triptych.model.transformer import Loss, Targets, attend_within_segments, tagged_parameters
+from triptych.train.config import OptimizerConfig, RunConfig
+from triptych.train.ranks import Ranks
+from triptych.vocab import Modality, Vocabulary
+
+# R rows, T tokens in a row, n positions to predict
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """A corrupted batch as tensors."""
+
+    tokens: Tensor
+    positions: Tensor
+    attend: Tensor | None
+    targets: Targets
+
+
+def model_input(
+    batch: Batch, corrupted: Corrupted, weights: np.ndarray, z_weight: float, device: torch.device
+) -> ModelInput:
+    """Sort what is to be predicted by modality, and move all to the device."""
+    flat_rows = np.flatnonzero(corrupted.predicted)
+    modality = batch.modality_ids.reshape(-1)[flat_rows]
+    order = np.argsort(modality, kind="stable")
+    rows = flat_rows[order]
+    counts = np.bincount(modality, minlength=len(Modality))
+
+    def tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device, dtype)
+
+    return ModelInput(
+        tokens=tensor(corrupted.tokens, torch.int64),
+        positions=tensor(batch.positions, torch.int64),
+        attend=attend_within_segments(tensor(batch.segment_ids, torch.int64)),
+        targets=Targets(
+            rows_n=tensor(rows, torch.int64),
+            ids_n=tensor(batch.tokens.reshape(-1)[rows], torch.int64),
+            loss_weight_n=tensor(weights.reshape(-1)[rows], torch.float32),
+            z_weight_n=torch.full((len(rows),), z_weight, device=device),
+            counts=(int(counts[0]), int(counts[1]), int(counts[2])),
+        ),
+    )
+
+
+@dataclass
+class StepSums:
+    """What a step is worth knowing of, summed over micro-batches."""
+
+    loss: float = 0.0
+    """The objective, without the z-loss."""
+    nll: np.ndarray = None  # type: ignore[assignment]
+    """[M] summed negative log-likelihood of predicted positions, by modality."""
+    predicted: np.ndarray = None  # type: ignore[assignment]
+    """[M] how many there were."""
+
+    def __post_init__(self) -> None:
+        self.nll, self.predicted = np.zeros(len(Modality)), np.zeros(len(Modality), np.int64)
+
+    def add(self, loss: Loss, targets: Targets) -> None:
+        self.loss += float((targets.loss_weight_n * loss.nll_n).sum())
+        for modality, part in zip(Modality, loss.nll_n.split(targets.counts)):
+            self.nll[modality] += float(part.sum())
+        self.predicted += np.array(targets.counts)
+
+    def share(self, ranks: Ranks) -> None:
+        """Add up what all ranks saw."""
+        total = ranks.sum([self.loss, *self.nll, *self.predicted])
+        count = len(Modality)
+        self.loss = total[0]
+        self.nll, self.predicted = np.array(total[1 : 1 + count]), np.array(total[1 + count :]).astype(np.int64)
+
+
+def micro_inputs(
+    step: Step, config: RunConfig, vocabulary: Vocabulary, device: torch.device, ranks: Ranks
+) -> Iterator[ModelInput]:
+    """This rank's inputs of a step, one micro-batch (and view) after another."""
+    views: tuple[int | None, ...] = (0, 1) if config.antimask else (None,)
+    masked = [
+        (batch, corrupt(batch, vocabulary, config.corrupt, step=step.index, global_batch=step.num_sequences, view=view))  # type: ignore[arg-type]
+        for batch in step.micro_batches
+        for view in views
+        if len(batch.sample_ids)
+    ]
+    num_eligible, num_predicted = ranks.sum(
+        [
+            sum(int(corrupted.num_eligible.sum()) for _, corrupted in masked),
+            sum(int(corrupted.predicted.sum()) for _, corrupted in masked),
+        ]
+    )
+    for batch, corrupted in masked:
+        weights = token_weights(
+            batch,
+            corrupted,
+            config.norm,
+            num_sequences=step.num_sequences * len(views),
+            num_eligible=max(int(num_eligible), 1),
+        )
+        yield model_input(batch, corrupted, weights, config.z_weight / max(num_predicted, 1), device)
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: Step,
+    config: RunConfig,
+    vocabulary: Vocabulary,
+    device: torch.device,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+) -> tuple[StepSums, float]:
+    """Do one step; returns its sums over all ranks and the norm of the gradient."""
+    learning_rate = config.optimizer.lr * lr_factor(step.index, config)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    sums = StepSums()
+    for inputs in micro_inputs(step, config, vocabulary, device, ranks):
+        loss = model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
+        loss.total.backward()
+        sums.add(loss, inputs.targets)
+    ranks.sum_gradients(list(model.parameters()))
+    sums.share(ranks)
+    limit = config.optimizer.clip or math.inf
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return sums, norm
+
+
+def lr_factor(step: int, config: RunConfig) -> float:
+    """Linear warm-up to 1, then a cosine down to `min_lr_ratio`, reached by the last step."""
+    warmup, total = config.warmup_steps, config.num_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, total - 1 - warmup)
+    floor = config.optimizer.min_lr_ratio
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW in two groups: matrices decay, norms do not."""
+    tagged = list(tagged_parameters(model))
+    groups = [
+        {"params": [t.parameter for t in tagged if t.is_matrix], "weight_decay": config.weight_decay},
+        {"params": [t.parameter for t in tagged if not t.is_matrix], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)

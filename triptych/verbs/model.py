@@ -1,0 +1,342 @@
+"""Verbs on models: train, generate, export."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from triptych.errors import UserError, did_you_mean
+from triptych.verbs.base import Verb, one_of
+
+# -- train ------------------------------------------------------------------------------------------------------------
+
+
+def _describe_train(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Train a model by a recipe, or go on with a run that was stopped.
+
+examples:
+  triptych train nano                                   a minute on a laptop, to see the loss fall
+  triptych train scenes --out runs/scenes               the shipped model, some hours on two cores
+  triptych train scenes optimizer.lr=2e-3 num_steps=5000 model.width=256
+  triptych train scenes corrupt.schedule=cosine loader.task_weights.text=0.3
+
+recipes: scenes, nano (the embedded world, for a CPU); paper_base, paper_3b, aspect_N (N layers of width 128 N).
+The recipes of the embedded world read data/scenes, made by `triptych scenes make data/scenes`.
+
+Several processes, each on a part of every batch: torchrun --nproc-per-node 2 -m triptych train scenes threads=1
+
+The run folder keeps records.jsonl, config.json and checkpoints/. Ctrl-C saves; the same command goes on."""
+    parser.add_argument("recipe", metavar="RECIPE")
+    parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe that are to differ")
+    parser.add_argument("--out", metavar="RUN", type=Path, help="folder of the run (default: runs/RECIPE)")
+    parser.add_argument("--stop-after", metavar="STEP", type=int, help="save and stop at this step")
+    parser.add_argument("--show", action="store_true", help="print the whole configuration and stop")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+
+
+def _run_train(args: argparse.Namespace) -> None:
+    import json
+
+    import torch
+
+    from triptych.recipes import recipe
+    from triptych.train.config import override, to_json
+    from triptych.train.log import Console, Listener
+    from triptych.train.loop import Stopped, start, train
+    from triptych.train.peak import matmul_peak
+    from triptych.train.ranks import join, leave
+
+    config = override(recipe(args.recipe), args.changes)
+    if args.show:
+        print(json.dumps(to_json(config), indent=2))
+        return
+    from triptych.tokenizers.bundle import TokenizerBundle
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    for name in (*config.data, *config.validation_data):
+        if not (Path(name) / "manifest.json").exists():
+            raise UserError(
+                f"{name} holds no data set. Make it with `triptych scenes make data/scenes` (the embedded world) or "
+                "`triptych tokenize`, or name others with data=FOLDER,FOLDER."
+            )
+    if not config.data:
+        raise UserError(f"the recipe {config.recipe!r} names no data; add data=FOLDER,FOLDER.")
+    device, ranks = torch.device(args.device), join()
+    folder = args.out or Path("runs") / config.recipe
+    bundle = TokenizerBundle.load(config.tokenizers)
+    run = start(config, folder, bundle, device, ranks)
+    if run.step and ranks.is_first:
+        print(f"going on after step {run.step} of {config.num_steps}", file=sys.stderr)
+    if run.step >= config.num_steps:
+        print(f"{folder} has had its {config.num_steps} steps", file=sys.stderr)
+        return
+    listeners: list[Listener] = [Console()]
+    on_validation = None
+    if config.tensorboard:
+        from triptych.board import Board
+
+        board = Board(folder, bundle)
+        listeners.append(board)
+        on_validation = board.show_samples
+    try:
+        train(
+            run,
+            listeners,
+            bundle,
+            peak_flops=matmul_peak(device) * ranks.size,
+            on_validation=on_validation,
+            stop_after=args.stop_after,
+        )
+    except Stopped as stop:
+        if ranks.is_first:
+            print(f"saved step {stop.step}; run the same command to go on", file=sys.stderr)
+        raise KeyboardInterrupt if stop.number == signal.SIGINT else SystemExit(75) from None
+    finally:
+        leave()
+    if ranks.is_first:
+        print(f"try it: triptych generate image 'two cats' --model {folder}")
+
+
+# -- generate ---------------------------------------------------------------------------------------------------------
+
+_DIRECTIONS = {
+    "image": "TEXT -> picture",
+    "caption": "PICTURE -> text",
+    "answer": "PICTURE QUESTION -> text",
+    "speech": "TEXT -> sound",
+    "transcribe": "SOUND -> text",
+    "text": "TEXT -> the text, completed",
+    "fill-image": "PICTURE [TEXT] with --box -> picture",
+    "fill-text": "TEXT with ___ [PICTURE or SOUND] -> text",
+    "fill-speech": "SOUND [TEXT] with --interval -> sound",
+    "speech-to-image": "SOUND -> text, picture",
+    "image-to-speech": "PICTURE -> text, sound",
+}
+
+
+def _describe_generate(parser: argparse.ArgumentParser) -> None:
+    rows = "\n".join(f"  {name:16} {what}" for name, what in _DIRECTIONS.items())
+    parser.description = f"""\
+Generate in any direction with one model.
+
+{rows}
+
+examples:
+  triptych generate image "two cats left of a red heart" --out cats.png
+  triptych generate caption cats.png
+  triptych generate answer cats.png "how many cats are there?"
+  triptych generate speech "a picture of three foxes" --out foxes.wav
+  triptych generate transcribe foxes.wav
+  triptych generate fill-image cats.png "two cats and a star" --box 0,0,32,64 --out other.png
+  triptych generate fill-text "a picture of ___ red ___" cats.png"""
+    parser.usage = "triptych generate DIRECTION INPUT [INPUT] [options]"
+    parser.add_argument("direction", **one_of(list(_DIRECTIONS)))
+    parser.add_argument("inputs", metavar="INPUT", nargs="+")
+    parser.add_argument(
+        "--model", default="scenes", help="embedded name, saved model, run or hub name (default: scenes)"
+    )
+    parser.add_argument("--out", type=Path, help="file for a picture (.png) or sound (.wav); is numbered with --count")
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="how many, with seeds SEED, SEED + 1, ...")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--box", metavar="L,T,R,B", help="rectangle in pixels, for fill-image")
+    parser.add_argument("--interval", metavar="FROM,TO", help="in seconds, for fill-speech")
+    parser.add_argument("--seconds", type=float, help="how long speech is to be (default: the model chooses)")
+    parser.add_argument("--device", default="cpu")
+    group = parser.add_argument_group("sampling (default: the model's preset for what is generated)")
+    group.add_argument("--preset", help="of all of these: scenes or paper")
+    group.add_argument("--sampler", help="ancestral, first_hitting, random_order, low_confidence, maskgit, ...")
+    group.add_argument("--steps", type=int, help="looks of the model")
+    group.add_argument("--temperature", type=float)
+    group.add_argument("--top-p", type=float)
+    group.add_argument("--guidance", type=float, help="1 is none")
+
+
+def _run_generate(args: argparse.Namespace) -> None:
+    from triptych.export import open_model
+
+    _check_inputs(args)
+    settings: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in ("preset", "sampler", "steps", "temperature", "top_p", "guidance")
+        if getattr(args, name) is not None
+    }
+    if args.count < 1:
+        raise UserError(f"--count must be at least 1, got {args.count}.")
+    made = _DIRECTION_RUNS[args.direction](open_model(args.model, args.device), args, settings)
+    for number, result in enumerate(made):
+        for part in result if isinstance(result, tuple) else (result,):
+            _deliver(part, args, number)
+
+
+_NUM_INPUTS = {"answer": (2, 2), "fill-image": (1, 2), "fill-text": (1, 2), "fill-speech": (1, 2)}
+
+
+def _check_inputs(args: argparse.Namespace) -> None:
+    least, most = _NUM_INPUTS.get(args.direction, (1, 1))
+    if not least <= len(args.inputs) <= most:
+        raise UserError(
+            f"`generate {args.direction}` takes {_DIRECTIONS[args.direction].partition(' ->')[0]}, "
+            f"got {len(args.inputs)} inputs. Put texts in quotes."
+        )
+
+
+def _repeat(make: Any, args: argparse.Namespace) -> list[Any]:
+    return [make(args.seed + i) for i in range(args.count)]
+
+
+def _numbers(text: str | None, count: int, option: str, form: str, kind: type) -> tuple[Any, ...]:
+    parts = (text or "").split(",")
+    try:
+        numbers = tuple(kind(part) for part in parts)
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count:
+        raise UserError(f"{option} must be {form}, got {text!r}.")
+    return numbers
+
+
+def _media(path: str) -> Any:
+    from triptych.files import read_picture, read_sound
+
+    return read_sound(path) if Path(path).suffix.lower() in _SOUNDS else read_picture(path)
+
+
+_SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
+
+
+def _generate_image(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    seeds = [args.seed + i for i in range(args.count)]
+    return pipe.text_to_image([args.inputs[0]] * args.count, seed=seeds, **settings)
+
+
+def _generate_speech(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    seeds = [args.seed + i for i in range(args.count)]
+    return pipe.speak([args.inputs[0]] * args.count, seconds=args.seconds, seed=seeds, **settings)
+
+
+def _generate_caption(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    from triptych.files import read_picture
+
+    picture = read_picture(args.inputs[0])
+    return _repeat(lambda seed: pipe.caption(picture, seed=seed, **settings), args)
+
+
+def _generate_answer(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    from triptych.files import read_picture
+
+    picture = read_picture(args.inputs[0])
+    return _repeat(lambda seed: pipe.answer(picture, args.inputs[1], seed=seed, **settings), args)
+
+
+def _generate_transcript(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    from triptych.files import read_sound
+
+    sound = read_sound(args.inputs[0])
+    return _repeat(lambda seed: pipe.transcribe(sound, seed=seed, **settings), args)
+
+
+def _generate_text(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    return _repeat(lambda seed: pipe.complete(args.inputs[0], seed=seed, **settings), args)
+
+
+def _fill_image(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    from triptych.files import read_picture
+
+    box = _numbers(args.box, 4, "--box", "LEFT,TOP,RIGHT,BOTTOM in pixels", int)
+    picture, text = read_picture(args.inputs[0]), args.inputs[1] if len(args.inputs) > 1 else None
+    return _repeat(lambda seed: pipe.infill_image(picture, box, text, seed=seed, **settings), args)
+
+
+def _fill_text(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    from triptych.tokenizers.base import Sound
+
+    media = _media(args.inputs[1]) if len(args.inputs) > 1 else None
+    beside = {} if media is None else {"sound" if isinstance(media, Sound) else "image": media}
+    return _repeat(lambda seed: pipe.infill_text(args.inputs[0], seed=seed, **beside, **settings), args)
+
+
+def _fill_speech(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    from triptych.files import read_sound
+
+    interval = _numbers(args.interval, 2, "--interval", "FROM,TO in seconds", float)
+    sound, text = read_sound(args.inputs[0]), args.inputs[1] if len(args.inputs) > 1 else None
+    return _repeat(lambda seed: pipe.infill_sound(sound, interval, text, seed=seed, **settings), args)
+
+
+def _speech_to_image(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    from triptych.files import read_sound
+
+    sound = read_sound(args.inputs[0])
+    return _repeat(lambda seed: pipe.speech_to_image(sound, seed=seed, **settings), args)
+
+
+def _image_to_speech(pipe: Any, args: Any, settings: Any) -> list[Any]:
+    from triptych.files import read_picture
+
+    picture = read_picture(args.inputs[0])
+    return _repeat(lambda seed: pipe.image_to_speech(picture, seed=seed, **settings), args)
+
+
+_DIRECTION_RUNS = {
+    "image": _generate_image,
+    "caption": _generate_caption,
+    "answer": _generate_answer,
+    "speech": _generate_speech,
+    "transcribe": _generate_transcript,
+    "text": _generate_text,
+    "fill-image": _fill_image,
+    "fill-text": _fill_text,
+    "fill-speech": _fill_speech,
+    "speech-to-image": _speech_to_image,
+    "image-to-speech": _image_to_speech,
+}
+
+
+def _deliver(part: Any, args: argparse.Namespace, number: int) -> None:
+    """Print a text; write a picture or a sound, and print where."""
+    from triptych.files import write_media
+
+    if isinstance(part, str):
+        print(part)
+        return
+    print(write_media(part, args.out, args.direction, number if args.count > 1 else None))
+
+
+# -- export -----------------------------------------------------------------------------------------------------------
+
+
+def _describe_export(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Write the newest checkpoint of a run as a model that `Pipeline.from_pretrained` loads: weights, tokenizers, card.
+
+examples:
+  triptych export runs/scenes --out models/scenes
+  triptych export runs/scenes --out models/scenes --half"""
+    parser.add_argument("run", metavar="RUN", type=Path)
+    parser.add_argument("--out", required=True, type=Path, help="folder of the model")
+    parser.add_argument("--half", action="store_true", help="weights in float16: half the size")
+
+
+def _run_export(args: argparse.Namespace) -> None:
+    from triptych.export import pipeline_of_run
+
+    if not args.run.is_dir():
+        raise UserError(f"{args.run} is no folder of a run.{did_you_mean(args.run.name, _runs())}")
+    pipe = pipeline_of_run(args.run)
+    pipe.half = args.half
+    pipe.save_pretrained(args.out)
+    print(args.out)
+
+
+def _runs() -> list[str]:
+    return [path.parent.name for path in Path("runs").glob("*/checkpoints")]
+
+
+VERBS = {
+    "train": Verb("train a model by a recipe", _describe_train, _run_train, "stopped; nothing is lost."),
+    "generate": Verb("text, pictures and speech from one model, in any direction", _describe_generate, _run_generate),
+    "export": Verb("write a run's newest weights as a model to load", _describe_export, _run_export),
+}
