@@ -145,6 +145,54 @@ def test_errors_have_their_exit_codes(tokenizers: Path, texts: Path, tmp_path: P
     assert "Traceback" not in missing.stderr + unknown.stderr + bad.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["imge", "a cat"], "unknown name 'imge'. Did you mean 'image'?"),
+        (["image"], "the following arguments are required: INPUT"),
+        (["image", "a", "cat"], "`generate image` takes TEXT, got 2 inputs. Put texts in quotes."),
+        (["answer", "{png}"], "`generate answer` takes PICTURE QUESTION, got 1 inputs. Put texts in quotes."),
+        (["fill-text", "a", "b", "c"], "`generate fill-text` takes TEXT with ___ [PICTURE or SOUND], got 3 inputs."),
+        (["caption", "{none}.png"], "there is no file '{none}.png'."),
+        (["transcribe", "{none}.wav"], "there is no file '{none}.wav'."),
+        (["caption", "{wav}"], "{wav} is not a picture in one of the formats PNG, JPEG"),
+        (["transcribe", "{png}"], "{png} is not a sound in one of the formats WAV, FLAC, OGG, MP3."),
+        (["fill-text", "a ___", "{none}.wav"], "there is no file '{none}.wav'."),
+        (["fill-image", "{png}"], "this needs --box: LEFT,TOP,RIGHT,BOTTOM in pixels."),
+        (["fill-image", "{png}", "--box", "0,0,8"], "--box must be LEFT,TOP,RIGHT,BOTTOM in pixels, got '0,0,8'."),
+        (["fill-image", "{png}", "--box", "0,0,8,x"], "--box must be LEFT,TOP,RIGHT,BOTTOM in pixels, got '0,0,8,x'."),
+        (["fill-speech", "{wav}"], "this needs --interval: FROM,TO in seconds."),
+        (["fill-speech", "{wav}", "--interval", "1"], "--interval must be FROM,TO in seconds, got '1'."),
+        (["image", "a cat", "--out", "cat.jpg"], "this makes a .png file, got --out cat.jpg."),
+        (["speech", "a cat", "--out", "cat.png"], "this makes a .wav file, got --out cat.png."),
+        (
+            ["caption", "{png}", "--out", "cat.txt"],
+            "`generate caption` prints a text; --out is for pictures and sounds.",
+        ),
+        (["image", "a cat", "--count", "0"], "--count must be at least 1, got 0."),
+        (["image", "a cat", "--steps", "few"], "argument --steps: invalid int value: 'few'"),
+        (["image", "a cat", "--guidence", "3"], "unknown option --guidence. Did you mean '--guidance'?"),
+        (["image", "a cat", "--model", "scene"], "Did you mean 'scenes'?"),
+    ],
+)
+def test_mistakes_in_generate_are_found_before_a_model_is_loaded(
+    words: list[str], answer: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    import soundfile
+    from PIL import Image
+
+    names = {name: str(tmp_path / f"a.{name}") for name in ("png", "wav")} | {"none": str(tmp_path / "none")}
+    Image.new("RGB", (16, 16)).save(names["png"])
+    soundfile.write(names["wav"], [0.0] * 1600, 16_000)
+    given = [word.format(**names) for word in words]
+    assert main(["generate", *given]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("triptych: error: ")
+    assert captured.err.count("\n") == 1
+    assert answer.format(**names) in captured.err
+
+
 # -- the whole way ----------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +265,7 @@ def wait_until_gone(group: int) -> None:
     "words",
     [
         ["scenes", "write", "/proc/nope/raw", "--task", "text"],
-        ["demo", "--out", "{file}", "--sentences", "1"],
+        ["scenes", "make", "{file}/data", "--text", "1", "--pictures", "1", "--speech", "1", "--validation", "1"],
     ],
 )
 def test_a_place_that_cannot_be_written_is_one_line(words: list[str], tmp_path: Path) -> None:
@@ -239,3 +287,48 @@ def test_help_on_a_group_lists_its_verbs() -> None:
     assert done.returncode == 0
     assert "triptych data show" in done.stdout
     assert "triptych scenes" not in done.stdout
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small one that knows nothing."""
+    from triptych.model.transformer import ModelConfig, Transformer, initialise
+    from triptych.pipeline import Limits, Pipeline
+
+    bundle = TokenizerBundle.load("scenes")
+    shape = ModelConfig(num_layers=1, width=16, num_heads=2, d_ff=24, softmax_scope="modality", init_std=0.3)
+    network = Transformer(shape, bundle.vocabulary)
+    initialise(network, 1)
+    folder = tmp_path_factory.mktemp("generate") / "model"
+    Pipeline(network, bundle, Limits(seq_len=224, text_slot=12, audio_slot=32)).save_pretrained(folder)
+    return folder
+
+
+def test_generate_in_every_direction(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def run(*words: object) -> list[str]:
+        assert main(["generate", *map(str, words), "--model", str(model), "--steps", "1"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    png, wav = tmp_path / "new" / "a.png", tmp_path / "a.wav"
+    assert run("image", "a cat", "--out", png) == [str(png)]
+    assert run("speech", "a cat", "--seconds", "0.3", "--out", wav.with_suffix("")) == [str(wav)]
+    assert len(run("caption", png, "--count", 2)) == 2
+    assert len(run("answer", png, "how many cats are there?")) == 1
+    assert len(run("transcribe", wav)) == 1
+    assert run("text", "a picture of")[0].startswith("a picture of")
+    assert run("fill-text", "a ___ cat", png)[0].startswith("a")
+    assert run("fill-text", "a ___ cat", wav)[0].startswith("a")
+    filled = run("fill-image", png, "a cat", "--box", "0,0,32,64", "--out", tmp_path / "b", "--count", 2, "--seed", 3)
+    assert filled == [str(tmp_path / "b-0.png"), str(tmp_path / "b-1.png")]
+    assert run("fill-speech", wav, "--interval", "0.1,0.2", "--out", tmp_path / "c.wav") == [str(tmp_path / "c.wav")]
+    assert run("speech-to-image", wav, "--out", tmp_path / "d.png")[-1] == str(tmp_path / "d.png")
+    assert run("image-to-speech", png, "--out", tmp_path / "e.wav")[-1] == str(tmp_path / "e.wav")
+    assert {path.name for path in tmp_path.iterdir()} >= {"a.wav", "b-0.png", "b-1.png", "c.wav", "d.png", "e.wav"}
+
+
+def test_the_seeds_of_several_follow_each_other(model: Path, tmp_path: Path) -> None:
+    words = ["generate", "image", "a cat", "--model", str(model), "--steps", "1"]
+    assert main([*words, "--seed", "4", "--out", str(tmp_path / "one.png")]) == 0
+    assert main([*words, "--seed", "3", "--count", "2", "--out", str(tmp_path / "two.png")]) == 0
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two-1.png").read_bytes()
+    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "two-0.png").read_bytes()

@@ -36,7 +36,7 @@ class Board:
         elif event["kind"] == "validation":
             for name, value in event["nelbo"].items():
                 self._writer.add_scalar(f"held out/{name.replace('|', ' given ')}", value["nats_per_token"], step)
-        elif event["kind"] == "end":
+        elif event["kind"] in ("saved", "end"):
             self._writer.flush()
 
     @torch.no_grad()
@@ -45,7 +45,8 @@ class Board:
         if run.config.tokenizers != "scenes":
             return
         ends = run.config.loader.open_ends
-        limits = Limits(seq_len=run.config.loader.seq_len, text_slot=ends.text, audio_slot=ends.audio)
+        half = run.config.loader.seq_len // 2
+        limits = Limits(seq_len=run.config.loader.seq_len, text_slot=ends.text or half, audio_slot=ends.audio or half)
         pipe = Pipeline(run.best, self.bundle, limits)
         for prompt, picture in zip(PROMPTS, pipe.text_to_image(list(PROMPTS), steps=16)):
             self._writer.add_image(prompt, np.asarray(picture), run.step, dataformats="HWC")

@@ -1,199 +1,286 @@
-"""`triptych demo`: the embedded world and what its tokenizers keep of it, as one page to look at and listen to."""
+"""`triptych demo`: the embedded model in every direction, and a small one as it learns, on one page."""
 
-import base64
 import html
-import io
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from torch import Tensor
 
-from triptych.eval.image import psnr
-from triptych.scenes.grammar import Group, Scene, parse, plain_caption
-from triptych.scenes.judge import read, relation_holds, same_scene
-from triptych.scenes.picture import draw, place
+from triptych import report
+from triptych.eval.audio import normalize_transcript
+from triptych.pipeline import GAP, Pipeline
+from triptych.recipes import recipe
+from triptych.scenes.grammar import CATEGORIES, Scene, caption, questions, sample_scene
+from triptych.scenes.judge import describes, read, relation_holds, shows
+from triptych.scenes.make import make_scenes
+from triptych.scenes.picture import Placed, draw, place
 from triptych.scenes.samples import scene_sample
-from triptych.scenes.speech import speak
-from triptych.tokenizers.audio import resample
-from triptych.tokenizers.base import Sound
-from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.tokenizers.mel import MelConfig
-from triptych.vocab import Task
+from triptych.train.log import read_records
+from triptych.train.loop import start, train
+from triptych.vocab import Modality, Task
 
 _SEED = 7
+_HELD_OUT = 40  # samples of each task it is measured on
+_TRAIN = {Task.TEXT: 400, Task.IMAGE_TEXT: 600, Task.AUDIO_TEXT: 200}  # samples the nano model learns from
 
 
-@dataclass(frozen=True)
-class RoundTrip:
-    """One held-out sentence in its three forms, before and after the tokenizers."""
-
-    sentence: str
-    scene: Scene
-    text_ids: np.ndarray
-    text_back: str
-    picture: Image.Image
-    picture_ids: np.ndarray
-    picture_back: Image.Image
-    picture_read: str
-    psnr: float
-    sound: Sound
-    sound_ids: np.ndarray
-    sound_back: Sound
-
-
-def run_demo(out: Path, sentences: int, console: Console) -> Path:
-    """Round trips of held-out scenes through the three embedded tokenizers; writes a page and returns its path."""
+def run_demo(out: Path, console: Console, nano_steps: int, model: str = "scenes") -> Path:
+    """Run all parts, write the page, say where it is."""
     started = time.monotonic()
-    bundle = TokenizerBundle.load("scenes")
-    trips = []
-    with console.status("") as status:
-        for index in range(sentences):
-            status.update(f"sentence {index + 1} of {sentences} ...")
-            trips.append(_round_trip(bundle, index))
     out.mkdir(parents=True, exist_ok=True)
-    page = out / "index.html"
-    page.write_text(_page(bundle, trips))
-    console.print(_table(trips))
-    ids = bundle.vocabulary
-    special = ids.size - ids.text - ids.image - ids.audio
+    pipe = Pipeline.from_pretrained(model)
+    count = sum(parameter.numel() for parameter in pipe.model.parameters())
     console.print(
-        f"One vocabulary of {ids.size:,} ids: {ids.text:,} for text, {ids.image:,} for pictures, "
-        f"{ids.audio:,} for sound and {special} special ones."
+        f"One masked-diffusion transformer of {count / 1e6:.1f}M parameters over {pipe.vocabulary.size:,} ids of text, "
+        "picture and sound. Everything it is asked about here was held out of its training.",
+        soft_wrap=True,
     )
+    parts: list[tuple[str, Callable[[], str]]] = [
+        ("drawing four prompts", lambda: _drawing(pipe, console)),
+        ("looking at a picture", lambda: _looking(pipe, console)),
+        ("speaking and listening", lambda: _speaking(pipe, console)),
+        ("filling in", lambda: _filling(pipe, console)),
+        ("from speech to a picture", lambda: _speech_to_picture(pipe, console)),
+    ]
+    if nano_steps:
+        parts.append(("training a nano model", lambda: _learning(out, nano_steps, console)))
+    body = []
+    for name, part in parts:
+        console.rule(name, align="left")
+        body.append(part())
+    intro = (
+        f"<h1>Triptych</h1><p>One masked-diffusion transformer ({count / 1e6:.1f}M parameters) for text, pictures and "
+        "speech, trained from scratch on a CPU. All scenes below are compositions it never saw in training; "
+        "✓ and ✗ are the verdicts of exact judges.</p>"
+    )
+    page = out / "index.html"
+    page.write_text(report.page("Triptych: one model, every direction", intro + "".join(body)))
+    console.rule()
     console.print(f"Done in {time.monotonic() - started:.0f} s. Look and listen: [bold]{page}[/bold]", soft_wrap=True)
     return page
 
 
-def _round_trip(bundle: TokenizerBundle, index: int) -> RoundTrip:
-    sample = scene_sample(Task.AUDIO_TEXT, "test", index, seed=_SEED)
-    rng = np.random.default_rng([_SEED, index])
-    picture = draw(place(sample.scene, rng))
-    sound = sample.sound or speak(sample.text, rng)
-    (text_ids,), (picture_ids,), (sound_ids,) = (
-        bundle.text.encode([sample.text]),
-        bundle.image.encode([picture]),
-        bundle.audio.encode([sound]),
-    )
-    (picture_back,) = bundle.image.decode([picture_ids])
-    return RoundTrip(
-        sentence=sample.text,
-        scene=sample.scene,
-        text_ids=text_ids,
-        text_back=bundle.text.decode([text_ids])[0],
-        picture=picture,
-        picture_ids=picture_ids,
-        picture_back=picture_back,
-        picture_read=_say_reading(picture_back, sample.scene),
-        psnr=psnr(picture, picture_back),
-        sound=sound,
-        sound_ids=sound_ids,
-        sound_back=bundle.audio.decode([sound_ids])[0],
-    )
+def _held_out(number: int, category: str) -> tuple[Scene, np.random.Generator]:
+    rng = np.random.default_rng([_SEED, number])
+    return sample_scene(rng, "test", category), rng
 
 
-def _say_reading(picture: Image.Image, scene: Scene) -> str:
-    """What the judge sees, said in the words of the grammar; the relation that was asked for is kept if it holds."""
-    (reading,) = read([picture])
-    try:
-        groups = tuple(Group(kind, colour, count) for (kind, colour), count in reading.looks.items())
-        seen = Scene(groups)
-    except ValueError:
-        return "something that is no scene"
-    if scene.relation and set(seen.groups) == set(scene.groups) and relation_holds(reading.things, scene):
-        seen = scene
-    return plain_caption(seen)
+def _mark(is_right: bool) -> str:
+    return "[green]✓[/green]" if is_right else "[red]✗[/red]"
 
 
-def _table(trips: list[RoundTrip]) -> Table:
-    table = Table(title="Held-out sentences through the embedded tokenizers and back")
-    table.add_column("sentence")
-    table.add_column("text", justify="right")
-    table.add_column("picture", justify="right")
-    table.add_column("PSNR", justify="right")
-    table.add_column("judge")
-    table.add_column("speech", justify="right")
-    for trip in trips:
-        right = same_scene(parse(trip.picture_read), trip.scene)
-        table.add_row(
-            trip.sentence,
-            f"{len(trip.text_ids)} ids{'' if trip.text_back == trip.sentence else ' DIFFERS'}",
-            f"{len(trip.picture_ids)} ids",
-            f"{trip.psnr:.1f} dB",
-            "[green]right[/green]" if right else f"[red]{trip.picture_read}[/red]",
-            f"{len(trip.sound_ids)} ids, {trip.sound.seconds:.1f} s",
-        )
-    return table
+# -- text to picture --------------------------------------------------------------------------------------------------
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-weight: 600; } .trip { border-top: 1px solid #ddd; padding: 1rem 0; }
-.row { display: flex; gap: 2rem; flex-wrap: wrap; align-items: flex-start; }
-figure { margin: 0; } figcaption { font-size: .8rem; color: #666; max-width: 20rem; }
-img { width: 160px; height: 160px; image-rendering: pixelated; border: 1px solid #ddd; }
-.sounds { display: flex; flex-direction: column; gap: 1rem; }
-img.spectrogram { width: 320px; height: 80px; image-rendering: auto; display: block; }
-audio { width: 322px; height: 32px; display: block; } code { font-size: .75rem; color: #555; word-break: break-word; }
-"""
-
-
-def _page(bundle: TokenizerBundle, trips: list[RoundTrip]) -> str:
-    body = "".join(_section(trip) for trip in trips)
-    vocabulary = bundle.vocabulary
-    return (
-        "<!doctype html><meta charset='utf-8'><title>Triptych: the embedded world</title>"
-        f"<style>{_STYLE}</style><h1>One sentence, three forms</h1>"
-        "<p>Held-out sentences as text, picture and speech, each turned into token ids and back. "
-        f"All ids live in one vocabulary of {vocabulary.size:,}.</p>{body}"
+def _drawing(pipe: Pipeline, console: Console) -> str:
+    scenes = [_held_out(i, CATEGORIES[i + 2])[0] for i in range(4)]
+    prompts = [caption(scene, np.random.default_rng(i)) for i, scene in enumerate(scenes)]
+    watched = _Watch(pipe)
+    pictures = pipe.text_to_image(prompts, seed=_SEED, callback=watched)
+    figures = []
+    for prompt, scene, image, reading in zip(prompts, scenes, pictures, read(pictures)):
+        is_right = shows(reading, scene)
+        console.print(f"  {_mark(is_right)} {prompt}")
+        figures.append(report.figure(report.picture(image), report.verdict(is_right, prompt)))
+    steps = [report.figure(report.picture(image, "step"), f"look {number}") for number, image in watched.seen]
+    return report.section(
+        "Text to picture",
+        report.row(*figures),
+        report.paragraph(f"How {report.quote(prompts[0])} came to be; what is still masked is grey:"),
+        report.row(*steps),
     )
 
 
-def _section(trip: RoundTrip) -> str:
-    return (
-        f"<div class='trip'><h2>{html.escape(trip.sentence)}</h2>"
-        f"<p><code>{' '.join(map(str, trip.text_ids))}</code> &rarr; {html.escape(trip.text_back)}</p><div class='row'>"
-        + _figure(_image_tag(trip.picture), "original")
-        + _figure(
-            _image_tag(trip.picture_back),
-            f"from {len(trip.picture_ids)} ids, {trip.psnr:.1f} dB; the judge reads: {trip.picture_read}",
-        )
-        + "<div class='sounds'>"
-        + _figure(_sound_tags(trip.sound), f"spoken, {trip.sound.seconds:.1f} s")
-        + _figure(_sound_tags(trip.sound_back), f"from {len(trip.sound_ids)} ids")
-        + "</div></div></div>"
+class _Watch:
+    """Keeps pictures of the first request on its way; masked codes are painted grey."""
+
+    def __init__(self, pipe: Pipeline, frames: int = 8):
+        self.pipe, self.frames = pipe, frames
+        self.seen: list[tuple[int, Image.Image]] = []
+        self._groups = 0
+
+    def __call__(self, step: int, steps: int, tokens: Tensor) -> None:
+        self._groups += step == 0
+        wanted = {round(x) for x in np.linspace(0, steps - 1, self.frames)}
+        if self._groups > 1 or step not in wanted:
+            return
+        self.seen.append((step + 1, half_masked_picture(self.pipe, tokens[0].cpu().numpy())))
+
+
+def half_masked_picture(pipe: Pipeline, tokens: np.ndarray) -> Image.Image:
+    """The picture in a sequence that is not finished: masked codes become grey squares."""
+    vocabulary = pipe.vocabulary
+    ids = vocabulary.data_ids(Modality.IMAGE)
+    mask = vocabulary.mask(Modality.IMAGE)
+    codes = tokens[((tokens >= ids.start) & (tokens < ids.stop)) | (tokens == mask)]
+    is_masked = codes == mask
+    local = np.where(is_masked, _white_code(pipe), codes - ids.start)
+    image = pipe.bundle.image.decode([local])[0]
+    side = int(len(codes) ** 0.5)
+    cover = Image.fromarray((is_masked.reshape(side, side) * 255).astype(np.uint8))
+    grey = Image.new("RGB", image.size, (190, 190, 190))
+    return Image.composite(grey, image, cover.resize(image.size, Image.Resampling.NEAREST))
+
+
+def _white_code(pipe: Pipeline) -> int:
+    size = pipe.bundle.image.resolution
+    codes = pipe.bundle.image.encode([Image.new("RGB", (size, size), "white")])[0]
+    return int(np.bincount(codes).argmax())
+
+
+# -- picture to text --------------------------------------------------------------------------------------------------
+
+
+def _looking(pipe: Pipeline, console: Console) -> str:
+    scene, rng = _held_out(10, "position")
+    things = place(scene, rng)
+    image = draw(things)
+    said = pipe.caption(image, seed=_SEED)
+    is_right = describes(said, things)
+    console.print(f"  {_mark(is_right)} caption: {escape(said)}")
+    lines = [report.paragraph(f"Caption: {report.verdict(is_right, said)}")]
+    for question, answer in questions(scene)[:3]:
+        given = pipe.answer(image, question, seed=_SEED)
+        console.print(f"  {_mark(given == answer)} {question} {escape(given)}")
+        lines.append(report.paragraph(f"{html.escape(question)} {report.verdict(given == answer, given)}"))
+    shown = report.figure(report.picture(image), "a held-out picture")
+    return report.section("Picture to text, and questions", report.row(shown, f"<div>{''.join(lines)}</div>"))
+
+
+# -- speech -----------------------------------------------------------------------------------------------------------
+
+
+def _speaking(pipe: Pipeline, console: Console) -> str:
+    scene, rng = _held_out(20, "two objects")
+    sentence = caption(scene, rng)
+    spoken = pipe.speak(sentence, seed=_SEED)
+    heard = pipe.transcribe(spoken, seed=_SEED)
+    is_right = normalize_transcript(heard) == normalize_transcript(sentence)
+    console.print(f"  said in {spoken.seconds:.1f} s: {sentence}")
+    console.print(f"  {_mark(is_right)} heard from that: {escape(heard)}")
+    return report.section(
+        "Text to speech, and back",
+        report.paragraph(f"It says {report.quote(sentence)}, taking as long as it likes:"),
+        report.figure(report.sound(spoken), f"{spoken.seconds:.1f} s"),
+        report.paragraph(f"and writes down what it hears: {report.verdict(is_right, heard)}"),
     )
 
 
-def _figure(content: str, caption: str) -> str:
-    return f"<figure>{content}<figcaption>{html.escape(caption)}</figcaption></figure>"
+def _speech_to_picture(pipe: Pipeline, console: Console) -> str:
+    sample = scene_sample(Task.AUDIO_TEXT, "test", 3, seed=_SEED)
+    assert sample.sound is not None
+    heard, image = pipe.speech_to_image(sample.sound, seed=_SEED)
+    is_right = shows(read([image])[0], sample.scene)
+    console.print(f"  heard: {escape(heard)}\n  {_mark(is_right)} the picture shows {sample.text!r}")
+    return report.section(
+        "Speech to picture",
+        report.row(
+            report.figure(report.sound(sample.sound), f"a held-out recording: {report.quote(sample.text)}"),
+            report.figure(report.picture(image), f"heard {report.quote(heard)} {report.verdict(is_right, 'drawn')}"),
+        ),
+    )
 
 
-def _image_tag(image: Image.Image, kind: str = "picture") -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return f"<img class='{kind}' alt='' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
+# -- filling in -------------------------------------------------------------------------------------------------------
 
 
-def _sound_tags(sound: Sound) -> str:
-    """The sound's spectrogram above a player."""
-    import soundfile
+def _filling(pipe: Pipeline, console: Console) -> str:
+    scene, rng = _held_out(30, "colour attribution")
+    things = place(scene, rng)
+    image, text = draw(things), caption(scene, rng)
+    box = _box_of(things[-1], image.size)
+    holed = image.copy()
+    holed.paste((190, 190, 190), box)
+    filled = pipe.infill_image(image, box, text, seed=_SEED)
+    reading = read([filled])[0]
+    is_right = shows(reading, scene) and relation_holds(reading.things, scene)
+    console.print(f"  {_mark(is_right)} a hole in a picture of: {text}")
 
-    buffer = io.BytesIO()
-    soundfile.write(buffer, sound.samples, sound.rate, format="WAV", subtype="PCM_16")
-    player = f"<audio controls src='data:audio/wav;base64,{base64.b64encode(buffer.getvalue()).decode()}'></audio>"
-    return _image_tag(_spectrogram(sound), "spectrogram") + player
+    words = text.split()
+    gapped = " ".join(GAP if word in _content(scene) else word for word in words)
+    completed = pipe.infill_text(gapped, image=image, seed=_SEED)
+    right_text = describes(completed, things)
+    console.print(f"  {_mark(right_text)} {gapped}  ->  {escape(completed)}")
+    return report.section(
+        "Filling in",
+        report.row(
+            report.figure(report.picture(holed), "a hole"),
+            report.figure(report.picture(filled), f"filled, as {report.quote(text)} {report.verdict(is_right, '')}"),
+            report.figure(report.picture(image), "what had been there"),
+        ),
+        report.paragraph(f"A sentence about it: {report.quote(gapped)} &rarr; {report.verdict(right_text, completed)}"),
+    )
 
 
-def _spectrogram(sound: Sound) -> Image.Image:
-    """Log-mels, low tones at the bottom, loud ones dark."""
-    mel = MelConfig()
-    log_mel = mel.log_mel(torch.from_numpy(resample(sound, mel.rate).samples)).numpy()
-    level = (log_mel - np.log(mel.floor)) / (log_mel.max() - np.log(mel.floor))
-    return Image.fromarray(np.round(255 * (1 - level.T[::-1])).astype(np.uint8))
+def _box_of(thing: Placed, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The pixels of a thing, to the edges of its codes."""
+    left, top = thing.x // 8 * 8, thing.y // 8 * 8
+    return left, top, min(size[0], left + 32), min(size[1], top + 32)
+
+
+def _content(scene: Scene) -> set[str]:
+    """Words that only the picture can tell."""
+    return {word for group in scene.groups for word in (group.colour or "",) if word}
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def _learning(out: Path, steps: int, console: Console) -> str:
+    data = out / "data"
+    console.print("  making a little data ...")
+    make_scenes(data, _TRAIN, _HELD_OUT, workers=0, report=lambda line: None)
+    config = recipe("nano")
+    config = replace(
+        config,
+        num_steps=steps,
+        data=tuple(str(data / "train" / task.label) for task in Task),
+        validation_data=tuple(str(data / "validation" / task.label) for task in Task),
+        validation=replace(config.validation, every=max(1, steps // 4)),
+        save_every=steps,
+        log_every=min(config.log_every, max(1, steps // 2)),
+    )
+    from triptych.tokenizers.bundle import TokenizerBundle
+
+    bundle = TokenizerBundle.load("scenes")
+    folder = out / "nano"
+    _forget(folder)
+    with console.status("") as status:
+        run = start(config, folder, bundle, torch.device("cpu"))
+        train(run, [lambda event: _show_progress(event, status)], bundle)
+    events = [event for event in read_records(folder / "records.jsonl") if event["kind"] == "step"]
+    first, last = events[0], events[-1]
+    console.print(f"  {last['step']} steps: loss {first['loss']:.2f} -> {last['loss']:.2f} nats per token")
+    lines = {"all": [(float(e["step"]), float(e["loss"])) for e in events]}
+    for name in ("text", "image", "audio"):
+        points = [(float(e["step"]), float(e["nll"][name])) for e in events if e["nll"].get(name) is not None]
+        lines |= {name: points} if points else {}
+    return report.section(
+        "A nano model learns",
+        report.paragraph(
+            f"The recipe <code>nano</code>, {steps} steps on {sum(_TRAIN.values()):,} samples made on this machine. "
+            "Negative log-likelihood of masked tokens, in nats; "
+            "<code>triptych train scenes</code> is the same for longer."
+        ),
+        report.curves(lines, "step", "nats per masked token"),
+    )
+
+
+def _forget(folder: Path) -> None:
+    """A demo begins anew each time."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _show_progress(event: dict[str, Any], status: Any) -> None:
+    if event["kind"] == "step":
+        status.update(f"  step {event['step']} of {event['num_steps']}, loss {event['loss']:.2f}")

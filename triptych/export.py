@@ -4,15 +4,18 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from triptych.errors import CheckpointError
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.pipeline import EMBEDDED, Limits, Pipeline
+from triptych.scenes import grammar
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
 from triptych.train.log import read_records
 
 
-def open_model(source: str, device: str = "cpu") -> Pipeline:
+def open_model(source: str, device: str | torch.device = "cpu") -> Pipeline:
     """A model by any of its names: embedded, a saved folder, a hub name, or the folder of a run."""
     folder = Path(source)
     if source not in EMBEDDED and (folder / "checkpoints").is_dir():
@@ -39,7 +42,7 @@ def pipeline_of_run(folder: Path) -> Pipeline:
         seq_len=config["loader"]["seq_len"],
         text_slot=ends["text"] or config["loader"]["seq_len"] // 2,
         audio_slot=ends["audio"] or config["loader"]["seq_len"] // 2,
-        closed_words=config["tokenizers"] == "scenes",
+        words=grammar.words() if config["tokenizers"] == "scenes" else (),
     )
     presets = "scenes" if config["tokenizers"] == "scenes" else "paper"
     return Pipeline(model, bundle, limits, presets=presets, card=write_card(folder, found.step, model))

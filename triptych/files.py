@@ -5,16 +5,26 @@ from pathlib import Path
 from PIL import Image
 
 from triptych.data.transforms import open_image, open_sound
-from triptych.errors import UserError
+from triptych.errors import DataError, UserError
 from triptych.tokenizers.base import Sound
 
 
 def read_picture(path: str | Path) -> Image.Image:
-    return open_image(str(_existing(path)))
+    try:
+        return open_image(str(_existing(path)))
+    except DataError as error:
+        raise UserError(str(error)) from error
 
 
 def read_sound(path: str | Path) -> Sound:
-    return open_sound(str(_existing(path)))
+    import soundfile
+
+    try:
+        return open_sound(str(_existing(path)))
+    except DataError as error:
+        if isinstance(error.__cause__, soundfile.SoundFileError):  # its own words name the stream, not the file
+            raise UserError(f"{path} is not a sound in one of the formats WAV, FLAC, OGG, MP3.") from error
+        raise UserError(str(error)) from error
 
 
 def _existing(path: str | Path) -> Path:
@@ -24,14 +34,16 @@ def _existing(path: str | Path) -> Path:
     return path
 
 
+def with_ending(out: Path, ending: str) -> Path:
+    """The path with its ending added if it has none; another one is an error."""
+    if out.suffix and out.suffix.lower() != ending:
+        raise UserError(f"this makes a {ending} file, got --out {out}.")
+    return out if out.suffix else out.with_name(out.name + ending)
+
+
 def write_media(item: Image.Image | Sound, out: Path | None, name: str, number: int | None) -> Path:
     """Write a PNG or WAV; without a path, into the working folder under the direction's name."""
-    ending = ".png" if isinstance(item, Image.Image) else ".wav"
-    path = out or Path(name + ending)
-    if path.suffix.lower() != ending:
-        if path.suffix:
-            raise UserError(f"this makes a {ending} file, got --out {path}.")
-        path = path.with_suffix(ending)
+    path = with_ending(out or Path(name), ".png" if isinstance(item, Image.Image) else ".wav")
     if number is not None:
         path = path.with_name(f"{path.stem}-{number}{path.suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,9 @@ Every method takes one item or a list and returns one or a list. Seeds: request 
 same result as when it is asked alone with that seed.
 """
 
+import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -52,8 +54,8 @@ class Limits:
     text_slot: int
     """Longest text whose length the model can choose, with its end."""
     audio_slot: int
-    closed_words: bool = False
-    """Whether it knows the words of its text tokenizer and no others, as models of a small world do."""
+    words: tuple[str, ...] = ()
+    """All the words it knows, in small letters, if it is a model of a small world; none if it takes any text."""
 
 
 class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion", "any-to-any"]):
@@ -74,7 +76,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
             )
         self.model, self.bundle, self.limits, self.card = model.eval(), bundle, limits, card
         self.presets_name = presets
-        self.presets = PRESETS[presets]
+        self.presets = _preset(presets)
         self.half = False
         """Whether to save weights in float16, at half the size; they are float32 again when loaded."""
 
@@ -153,12 +155,9 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
         Whole codes are painted: all that the rectangle touches. With `keep`, pixels of other codes stay as they were.
         """
-        tokenizer = self.bundle.image
-        side = int(self._image_tokens**0.5)
-        scaled = image.convert("RGB")
-        scaled = scaled if scaled.size == (tokenizer.resolution,) * 2 else scaled.resize((tokenizer.resolution,) * 2)
-        cells = self._cells(box, image.size, side)
-        ids = np.where(cells.reshape(-1), MASKED, np.asarray(tokenizer.encode([scaled])[0], np.int64))
+        original = _flat(image)
+        cells = self._cells(box, original.size, side=int(self._image_tokens**0.5))
+        ids = np.where(cells.reshape(-1), MASKED, self._image(original).ids)
         said = self._text(text) if text is not None else unsaid(Modality.TEXT, _UNSAID_TOKENS)
         canvas = Canvas(said, Span(Modality.IMAGE, ids), hide=text is not None)
         if text is None:
@@ -166,10 +165,11 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         filled = self._run([canvas], Modality.IMAGE, settings)[0]
         assert filled.media is not None
         painted = self._picture(filled)
+        painted = painted if painted.size == original.size else painted.resize(original.size)
         if keep:
-            mask = Image.fromarray((cells * 255).astype(np.uint8)).resize(painted.size, Image.Resampling.NEAREST)
-            painted = Image.composite(painted, scaled, mask)
-        return painted if painted.size == image.size else painted.resize(image.size)
+            mask = Image.fromarray((cells * 255).astype(np.uint8)).resize(original.size, Image.Resampling.NEAREST)
+            painted = Image.composite(painted, original, mask)
+        return painted
 
     def infill_text(
         self, text: str, image: Image.Image | None = None, sound: Sound | None = None, **settings: Any
@@ -184,15 +184,14 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         self, sound: Sound, interval: tuple[float, float], text: str | None = None, **settings: Any
     ) -> Sound:
         """Say an interval (seconds) of a sound anew, with a text to follow or without."""
-        begin, end = interval
         span = self._audio(sound)
+        if len(interval) != 2 or not 0 <= interval[0] < interval[1] or interval[0] >= sound.seconds:
+            raise UserError(
+                f"the interval must be two times within the {sound.seconds:.2f} s of the sound, got {interval}."
+            )
         frames = len(span.ids) // self._codebooks
         rate = frames / sound.seconds
-        first, last = int(begin * rate), -int(-end * rate // 1)
-        if not 0 <= begin < end or first >= frames:
-            raise UserError(
-                f"the interval must lie within the {sound.seconds:.2f} s of the sound, got {begin:g} to {end:g} s."
-            )
+        first, last = int(interval[0] * rate), math.ceil(min(interval[1], sound.seconds) * rate)
         ids = span.ids.copy()
         ids[first * self._codebooks : min(last, frames) * self._codebooks] = MASKED
         said = self._text(text) if text is not None else unsaid(Modality.TEXT, _UNSAID_TOKENS)
@@ -205,13 +204,15 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
     def speech_to_image(self, sound: Sound, **settings: Any) -> tuple[str, Image.Image]:
         """Listen, then draw: what was heard, and the picture of it."""
-        heard = self.transcribe(sound, seed=settings.get("seed", 0))
-        return heard, self.text_to_image(heard, **settings)
+        heard = self._run([Canvas(self._open_text(), self._audio(sound))], Modality.TEXT, _seed_of(settings))[0]
+        drawn = Canvas(heard.text, masked(Modality.IMAGE, self._image_tokens), hide=True)
+        return self._said(heard), self._picture(self._run([drawn], Modality.IMAGE, settings)[0])
 
-    def image_to_speech(self, image: Image.Image, **settings: Any) -> tuple[str, Sound]:
+    def image_to_speech(self, image: Image.Image, seconds: float | None = None, **settings: Any) -> tuple[str, Sound]:
         """Look, then say what is there: the words and the sound."""
-        said = self.caption(image, seed=settings.get("seed", 0))
-        return said, self.speak(said, **settings)
+        seen = self._run([Canvas(self._open_text(), self._image(image))], Modality.TEXT, _seed_of(settings))[0]
+        spoken = Canvas(seen.text, self._sound_span(seconds), hide=True)
+        return self._said(seen), self._sound(self._run([spoken], Modality.AUDIO, settings)[0])
 
     # -- any canvas ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +224,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         callback: Callback | None = None,
     ) -> list[Canvas]:
         """Fill canvases of any shape: any known or masked span of any modality."""
-        seeds = [seed + i for i in range(len(canvases))] if isinstance(seed, int) else list(seed)
+        seeds = list(seed) if isinstance(seed, Sequence) else [int(seed) + i for i in range(len(canvases))]
         if len(seeds) != len(canvases):
             raise UserError(f"expected one seed for all or {len(canvases)} seeds, got {len(seeds)}.")
         if any(number < 0 for number in seeds):
@@ -278,7 +279,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         return self.bundle.audio.num_codebooks
 
     def _encode_text(self, text: str) -> np.ndarray:
-        if self.limits.closed_words:
+        if self.limits.words:
+            text = text.lower()  # as it was trained
             self._check_words(text)
         return np.asarray(self.bundle.text.encode([text])[0], np.int64)
 
@@ -299,7 +301,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
             )
 
     def _open_text(self, prefix: str = "") -> Span:
-        ids = self._encode_text(prefix.rstrip()) if prefix.strip() else np.zeros(0, np.int64)
+        prefix = _clean(prefix)
+        ids = self._encode_text(prefix) if prefix else np.zeros(0, np.int64)
         self._check_length(len(ids) + 1, prefix)
         return open_ended(Modality.TEXT, self.limits.text_slot, ids)
 
@@ -317,21 +320,16 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
     def _check_words(self, text: str) -> None:
         """A model of a small world has never seen other words, and would make something up."""
-        for word in re.findall(r"[^\W\d_]+|\d+", text.lower()):
-            pieces = self.bundle.text.encode([f" {word}", word])
-            if min(map(len, pieces)) > 1:
-                raise UserError(f"this model does not know the word {word!r}.{did_you_mean(word, self._words())}")
-
-    def _words(self) -> list[str]:
-        size = self.vocabulary.data_size(Modality.TEXT)
-        pieces = self.bundle.text.decode([np.array([i]) for i in range(size)])
-        return sorted({piece.strip() for piece in pieces if re.fullmatch(r" ?[a-z]{2,}", piece)})
+        words = self.limits.words
+        for word in re.findall(r"[^\W\d_]+|\d+", text):
+            if word not in words:
+                nearest = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+                hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+                raise UserError(f"this model does not know the word {word!r}.{hint} It knows {len(words)} words.")
 
     def _image(self, image: Image.Image) -> Span:
-        if not isinstance(image, Image.Image):
-            raise UserError(f"expected a picture (PIL.Image), got {type(image).__name__}.")
         tokenizer = self.bundle.image
-        scaled = image.convert("RGB")
+        scaled = _flat(image)
         if scaled.size != (tokenizer.resolution,) * 2:
             scaled = scaled.resize((tokenizer.resolution,) * 2)
         return known(Modality.IMAGE, tokenizer.encode([scaled])[0])
@@ -339,6 +337,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
     def _audio(self, sound: Sound) -> Span:
         if not isinstance(sound, Sound):
             raise UserError(f"expected a Sound, got {type(sound).__name__}.")
+        if not len(sound.samples):
+            raise UserError("expected a sound, got one without samples.")
         ids = self.bundle.audio.encode([sound])[0]
         most = self.limits.audio_slot - 1
         if len(ids) > most:
@@ -352,8 +352,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         if seconds is None:
             return open_ended(Modality.AUDIO, self.limits.audio_slot, stride=self._codebooks)
         tokenizer = self.bundle.audio
-        frames = round(seconds * tokenizer.frame_rate)
         most = (self.limits.audio_slot - 1) // self._codebooks
+        frames = round(seconds * tokenizer.frame_rate) if math.isfinite(seconds) else 0
         if not 1 <= frames <= most:
             raise UserError(
                 f"seconds must lie between {1 / tokenizer.frame_rate:.2f} and {most / tokenizer.frame_rate:.2f} "
@@ -363,9 +363,10 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
     def _cells(self, box: Box, size: tuple[int, int], side: int) -> np.ndarray:
         """[side, side] bool: the codes that a pixel rectangle touches."""
-        left, top, right, bottom = box
-        if not (0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]):
+        is_box = len(box) == 4 and all(isinstance(side, int | np.integer) for side in box)
+        if not (is_box and 0 <= box[0] < box[2] <= size[0] and 0 <= box[1] < box[3] <= size[1]):
             raise UserError(f"the box must be left, top, right, bottom within {size[0]} x {size[1]} pixels, got {box}.")
+        left, top, right, bottom = box
         cells = np.zeros((side, side), bool)
         columns = slice(left * side // size[0], -(-right * side // size[0]))
         rows = slice(top * side // size[1], -(-bottom * side // size[1]))
@@ -416,7 +417,18 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
                 f"{str(source)!r} is neither a folder of a saved model nor an embedded one."
                 f"{did_you_mean(str(source), list(EMBEDDED))}"
             )
-        return super().from_pretrained(str(folder) if folder.is_dir() else str(source), **options)
+        if folder.is_dir():
+            _read_config(folder)  # else the mixin reads it, and less kindly
+            return super().from_pretrained(str(folder), **options)
+        try:
+            return super().from_pretrained(str(source), **options)
+        except UserError:
+            raise
+        except Exception as error:  # the hub raises many kinds: offline, no such model, no access
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(
+                f"{str(source)!r} is no folder, and the hub gave no such model ({type(error).__name__}: {reason})."
+            ) from error
 
     @classmethod
     def _from_pretrained(
@@ -440,18 +452,18 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
                 snapshot_download(model_id, revision=revision, local_files_only=local_files_only, **options)  # type: ignore[arg-type]
             )
         config = _read_config(folder)
-        tokenizers = folder / _TOKENIZERS
-        bundle = TokenizerBundle.load(tokenizers if tokenizers.is_dir() else config["embedded_tokenizers"])
+        bundle = TokenizerBundle.load(_tokenizers_of(folder, config))
         if config["vocabulary"] != bundle.vocabulary.fingerprint or config["tokenizers"] != bundle.fingerprints:
             raise CheckpointError(
                 f"{folder} was trained with other tokenizers than those beside it: their fingerprints differ."
             )
         card = folder / _CARD
         model = load_weights(folder / _WEIGHTS, ModelConfig(**config["model"]), bundle.vocabulary)
+        limits = Limits(**config["limits"])
         return cls(
             model.to(device),
             bundle,
-            Limits(**config["limits"]),
+            replace(limits, words=tuple(limits.words)),
             presets=config["presets"],
             card=card.read_text() if card.exists() else None,
         )
@@ -483,9 +495,19 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
         if config["format"] != "triptych-model" or config["version"] != 1:
             raise KeyError("format")
+        ModelConfig(**config["model"]), Limits(**config["limits"])
+        _ = config["presets"], config["vocabulary"], config["tokenizers"]
         return config
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder} is not a saved Triptych model: {path.name} ({error!r}).") from error
+
+
+def _tokenizers_of(folder: Path, config: dict[str, Any]) -> Path | str:
+    if (folder / _TOKENIZERS).is_dir():
+        return folder / _TOKENIZERS
+    if "embedded_tokenizers" not in config:
+        raise CheckpointError(f"{folder} is not a whole model: the folder {_TOKENIZERS} is missing.")
+    return config["embedded_tokenizers"]
 
 
 def _preset(name: str) -> Mapping[Modality, Settings]:
@@ -496,14 +518,31 @@ def _preset(name: str) -> Mapping[Modality, Settings]:
 
 def _pairs(image: Any, question: Any) -> list[tuple[Image.Image, str]]:
     images = list(image) if isinstance(image, Sequence) else [image]
-    questions = [question] if isinstance(question, str) else list(question)
+    questions = list(question) if isinstance(question, Sequence) and not isinstance(question, str) else [question]
     if len(images) == 1:
         images *= len(questions)
     if len(questions) == 1:
         questions *= len(images)
     if len(images) != len(questions):
         raise UserError(f"expected as many questions as pictures, got {len(questions)} and {len(images)}.")
-    return [(picture, _clean(asked)) for picture, asked in zip(images, questions)]
+    pairs = [(picture, _clean(asked)) for picture, asked in zip(images, questions)]
+    if any(not asked for _, asked in pairs):
+        raise UserError("expected a question, got an empty one.")
+    return pairs
+
+
+def _seed_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seed": settings.get("seed", 0)}
+
+
+def _flat(image: Image.Image) -> Image.Image:
+    """In RGB, transparent parts on white."""
+    if not isinstance(image, Image.Image):
+        raise UserError(f"expected a picture (PIL.Image), got {type(image).__name__}.")
+    if "A" in image.getbands() or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
 
 
 def _clean(text: str) -> str:

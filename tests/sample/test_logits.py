@@ -43,7 +43,9 @@ def test_bos_never_stands_anywhere_and_eos_only_where_allowed():
     assert (probabilities[:, -1] > 0.99).tolist() == allowed.tolist()
     assert probabilities[1, :4].tolist() == [0.25] * 4
     assert (logits[:, -2:] == 100.0).all(), "the argument was changed"
-    assert constrain(logits.double(), allowed).data_ptr() != logits.data_ptr()
+    double = logits.double()
+    constrain(double, allowed)
+    assert (double[:, -2:] == 100.0).all(), "the argument was changed"
 
 
 # -- laws -------------------------------------------------------------------------------------------------------------
@@ -90,13 +92,17 @@ def test_the_crossing_token_is_kept_and_equals_go_by_id():
     equal = torch.zeros(1, 4)
     assert temper(equal, 1.0, 0.5).tolist() == [[0.5, 0.5, 0, 0]]  # reaches it exactly with two
     assert temper(equal, 1.0, 0.51).numpy() == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))
+    two_levels = (torch.arange(640) % 5 == 0).double()[None] * math.log(2.0)  # 128 twice as likely as the other 512
+    kept = temper(two_levels, 1.0, 0.45)[0].nonzero()[:, 0].tolist()
+    others = [i for i in range(640) if i % 5]
+    assert kept == sorted([*range(0, 640, 5), *others[:90]])  # (128 * 2 + 90) / 768 = 0.4505
     assert temper(logs([0.2, 0.1, 0.7]), 1.0, 0.75).numpy() == pytest.approx(np.array([[2 / 9, 0, 7 / 9]]))
     assert temper(logs([0.2, 0.1, 0.7]), 1.0, 0.0).tolist() == [[0, 0, 1]]
 
 
 def test_top_p_one_drops_nothing_however_rare():
-    logits = torch.zeros(1, 1000)
-    logits[0, -1] = -200.0
+    logits = torch.zeros(1, 1025)
+    logits[0, -1] = -200.0  # the others are 1/1024 each: their sum is 1 in floating point
     assert temper(logits, 1.0, 1.0)[0, -1] > 0
     assert temper(logits, 1.0, 0.999999)[0, -1] == 0
 
@@ -146,6 +152,7 @@ def test_evenly_spread_numbers_give_each_token_its_share():
     drawn = draw(law.expand(1024, 6), numbers)
     assert drawn.bincount(minlength=6).tolist() == [128, 0, 512, 256, 128, 0]
     assert (drawn.diff() >= 0).all()
+    assert torch.equal(draw((law / 3).expand(1024, 6), numbers), drawn), "the sum need not be 1"
 
 
 def test_no_token_of_probability_zero_is_ever_drawn():

@@ -9,7 +9,6 @@
 Ranges are 95 % bootstrap intervals over samples.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from triptych.tokenizers.base import Sound
 from triptych.vocab import Task
 
 _BATCH = 50  # requests between two lines of progress
-_QUESTIONS = 7  # a stream of random numbers of its own
 Report = Callable[[str], None]
 
 
@@ -238,8 +236,8 @@ def _text_to_speech(
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    value = float(np.corrcoef(a, b)[0, 1]) if len(a) > 2 else math.nan
-    return None if math.isnan(value) else value
+    """None where there is none: of too few, or of equal ones."""
+    return float(np.corrcoef(a, b)[0, 1]) if len(a) > 2 and np.ptp(a) and np.ptp(b) else None
 
 
 def _wer(said: Sequence[str], heard: Sequence[str]) -> Score:

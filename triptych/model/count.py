@@ -61,18 +61,20 @@ def flops(
     *,
     attention: AttentionFlops = "bidirectional",
     predicted: float = 1.0,
+    columns: float | None = None,
 ) -> Flops:
     """FLOPs per token with so many tokens in a segment.
 
     `busbridge_h1` counts attention as if it were causal, half as much: what the paper's compute axis uses.
-    `predicted` is the share of tokens whose logits are computed: 1 for scaling laws, about half in practice.
+    `predicted` is the share of tokens whose logits are computed: 1 for scaling laws, about half in practice. `columns`
+    is how many logits such a token has, on average: the whole vocabulary, unless a softmax is over a modality only.
     """
     d, layers = config.width, config.num_layers
     per_pair = 4 if attention == "bidirectional" else 2
     return Flops(
         matrices=2.0 * layers * (4 * d**2 + 3 * d * config.d_ff),
         attention=float(per_pair * layers * context * d),
-        unembedding=2.0 * vocabulary.size * d * predicted,
+        unembedding=2.0 * (vocabulary.size if columns is None else columns) * d * predicted,
     )
 
 
@@ -116,15 +118,15 @@ def memory(
         4 d + 2 N     queries and keys over their rms, and turned; 1 / rms per head
         2 d + N       what attention returns, the same in the order of the output projection, one log-sum-exp per head
         4 d_ff        the MLP's two branches, the activated gate, the product
-        row_length    the mask as numbers: attention makes and keeps one in every block
 
-    and outside of blocks 2 d + 1 of the last norm, the angles' cosines and sines and the token's id in 8 bytes.
+    and outside of blocks 2 d + 1 of the last norm, the angles' cosines and sines, the mask as numbers (row_length),
+    kept once, and the token's id in 8 bytes.
     The head keeps the gradients of its rows and of the whole unembedding, and one chunk of logits.
     """
     count = parameters(config, vocabulary).total
     d, heads = config.width, config.num_heads
-    per_block = 15 * d + 4 * config.d_ff + 3 * heads + 2 + row_length
-    numbers = config.num_layers * per_block + 2 * d + 1 + config.head_width
+    per_block = 15 * d + 4 * config.d_ff + 3 * heads + 2
+    numbers = config.num_layers * per_block + 2 * d + 1 + config.head_width + row_length
     return Memory(
         weights=count * bytes_per_number,
         gradients=count * bytes_per_number,

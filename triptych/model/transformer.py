@@ -124,6 +124,9 @@ class Transformer(nn.Module):
         """
         x_RTD = self.embed(tokens)
         cos, sin = rotary_angles(positions, self.config.head_width, self.config.rope_base)
+        if attend is not None:
+            # Once, as what attention adds to its scores: on the CPU every block would convert and keep its own.
+            attend = torch.zeros_like(attend, dtype=x_RTD.dtype).masked_fill_(~attend, -torch.inf)
         for block in self.blocks:
             x_RTD = block(x_RTD, cos, sin, attend)
         hidden_RTD = self.norm(x_RTD)

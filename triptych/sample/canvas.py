@@ -37,10 +37,20 @@ class Span:
                 f"the {self.modality.name.lower()} given is {len(self.ids)} tokens long, but the model knows "
                 f"{self.modality.name.lower()} of at most {self.open_slot - 1} tokens. Shorten it."
             )
+        if self.open_slot is not None and self.shortest >= self.open_slot:
+            raise UserError(
+                f"the model knows {self.modality.name.lower()} of at most {self.open_slot - 1} tokens, "
+                f"but here it would be {self.shortest} at least."
+            )
 
     @property
     def num_masked(self) -> int:
         return int((self.ids == MASKED).sum())
+
+    @property
+    def shortest(self) -> int:
+        """Tokens an open span has at least: what is given, and something, in whole steps of the stride."""
+        return -(-max(len(self.ids), 1) // self.stride) * self.stride
 
     def closed(self, length: int) -> "Span":
         """Of so many positions in all, the new ones masked."""

@@ -1,10 +1,11 @@
 """From canvases to finished canvases: lengths first, then tokens, in groups of equal length.
 
 The model is a callable, and requests of equal length share its forward passes. What a request gets does not depend on
-its company: its random numbers are its own, rows of unequal length never share a matrix, and the head never sees fewer
-than four rows, below which matrix products take another path in other rounding.
+its company: its random numbers are its own, rows of unequal length never share a matrix, and no matrix has so few rows
+that a thread would get fewer than four of them, below which products take another path in other rounding.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -22,7 +23,6 @@ from triptych.vocab import Modality, Vocabulary
 
 # B requests, T positions, n rows of one modality, V columns of its softmax
 
-_LEAST_ROWS = 4
 MOST_TOKENS = 16_384  # positions of one forward pass
 
 
@@ -66,6 +66,20 @@ class Settings:
             raise UserError(f"guidance must not be negative (1 is none), got {self.guidance}.")
         if self.length not in ("draw", "median", "mode"):
             raise UserError(f"length must be chosen by draw, median or mode, got {self.length!r}.")
+        _check_options(self.sampler, self.options)
+
+
+def _check_options(sampler: str, options: Mapping[str, Any]) -> None:
+    names = (sampler, options.get("inner", "low_confidence")) if sampler == "blocks" else (sampler,)
+    known = [
+        name
+        for each in names
+        for name, parameter in inspect.signature(SAMPLERS.get(each, SAMPLERS[sampler])).parameters.items()
+        if parameter.kind == parameter.KEYWORD_ONLY and name != "callback"
+    ]
+    for name in options:
+        if name not in known:
+            raise UserError(f"the sampler {sampler!r} has no option {name!r}.{did_you_mean(name, sorted(set(known)))}")
 
 
 @torch.inference_mode()
@@ -89,8 +103,8 @@ def generate(
         tokens = group.tokens
         if bool(group.masked.any()):
             propose = _Proposer(network, layouts, group, settings)
-            steps = settings.steps or int(group.masked.sum(1).max())
-            tokens = SAMPLERS[settings.sampler](propose, group, steps, callback=callback, **settings.options)
+            sampler = SAMPLERS[settings.sampler]
+            tokens = sampler(propose, group, settings.steps, callback=callback, **settings.options)
         for i, row in zip(members, tokens.cpu().numpy()):
             done[i] = read_back(sized[i], row, network.vocabulary)
     return [canvas for canvas in done if canvas is not None]
@@ -160,22 +174,33 @@ class _Proposer:
     def look(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Hidden states with and, if guided, without the text."""
         if self.settings.guidance == 1:
-            return self.network(tokens, self.positions), None
+            return self._trunk(tokens), None
         blind = torch.where(self.hidden, self.group.mask_ids, tokens)
-        both = self.network(torch.cat([tokens, blind]), self.positions.repeat(2, 1))
-        return both.chunk(2)
+        cond, uncond = self._trunk(torch.cat([tokens, blind])).chunk(2)
+        return cond, uncond
 
     def logits(self, cond: Tensor, uncond: Tensor | None, rows: Tensor, modality: Modality) -> Tensor:
         """[n, V] float32, guided."""
         found = self._head(cond[rows], modality)
         return found if uncond is None else guide(found, self._head(uncond[rows], modality), self.settings.guidance)
 
+    def _trunk(self, tokens: Tensor) -> Tensor:
+        filled = _filled_up(tokens, -(-_least_rows() // tokens.shape[1]))
+        return self.network(filled, self.positions[:1].expand_as(filled))[: len(tokens)]
+
     def _head(self, hidden_nD: Tensor, modality: Modality) -> Tensor:
-        missing = _LEAST_ROWS - len(hidden_nD)
-        if missing <= 0:
-            return self.network.logits(hidden_nD, modality)
-        filled = torch.cat([hidden_nD, hidden_nD[:1].expand(missing, -1)])
-        return self.network.logits(filled, modality)[: len(hidden_nD)]
+        return self.network.logits(_filled_up(hidden_nD, _least_rows()), modality)[: len(hidden_nD)]
+
+
+def _least_rows() -> int:
+    """Of a matrix product, for every row to be rounded as in a larger one. With two threads 12 were enough."""
+    return 8 * max(2, torch.get_num_threads())
+
+
+def _filled_up(rows: Tensor, least: int) -> Tensor:
+    """At least so many rows, the missing ones copies of the first."""
+    missing = least - len(rows)
+    return rows if missing <= 0 else torch.cat([rows, rows[:1].expand(missing, -1)])
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------
@@ -221,10 +246,7 @@ def _length_laws(
         span = _open_span(canvas)
         start = layouts[row].starts[canvas.spans.index(span)]
         assert span.open_slot is not None
-        # With nothing given, one step of the stride at least must be said.
-        shortest = max(len(span.ids), span.stride if not len(span.ids) else 0, 1)
-        shortest = -(-shortest // span.stride) * span.stride
-        lengths = list(range(shortest, span.open_slot, span.stride))
+        lengths = list(range(span.shortest, span.open_slot, span.stride))
         where = torch.zeros_like(group.masked)
         where[row, [start + length for length in lengths]] = True
         logits = constrain(plain.logits(hidden, None, where, span.modality), plain.may_end[where])

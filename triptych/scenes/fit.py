@@ -29,6 +29,7 @@ Report = Callable[[str], None]
 TEXT_DOCUMENTS = 30_000
 TEXT_VOCABULARY = 1_024  # an upper bound: merging ends when every word of the world is one token
 IMAGE_STEPS, IMAGE_BATCH = 4_000, 16
+BLANK_PICTURES = 2_000
 IMAGE_NETWORK: dict[str, Any] = {"channels": (64, 128), "patch": 4, "codes": 1_024, "latent_channels": 8, "groups": 8}
 SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_DECODER_STEPS = 4_000, 2, 4_000
 
@@ -52,7 +53,13 @@ def fit_image(report: Report) -> MoVQ:
         IMAGE_STEPS,
         report=lambda r: report(" ".join(f"{name} {value:.4g}" for name, value in r.items())),
     )
-    return tokenizer
+    return with_blank_codes(tokenizer)
+
+
+def with_blank_codes(tokenizer: MoVQ) -> MoVQ:
+    """One code for all empty patches, found on training pictures: see docs/decisions/0012."""
+    rng = np.random.default_rng(3)
+    return tokenizer.with_blank_codes([picture(sample_scene(rng, "train"), rng) for _ in range(BLANK_PICTURES)])
 
 
 def _picture_batches(patch: int) -> Iterator[torch.Tensor]:

@@ -247,6 +247,13 @@ def question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
     return every[rng.integers(len(every))]
 
 
+def words() -> tuple[str, ...]:
+    """Every word there is in captions, questions and answers."""
+    said = (*KINDS, *KINDS.values(), *COLOURS, *NUMBERS.values(), "a an", *_OPENINGS, *_RELATION_OF)
+    asked = ("how many are there", "what colour is are the", "what is", "is there", "yes no")
+    return tuple(sorted({word for part in (*said, *asked) for word in part.replace("{is}", "is are").split()}))
+
+
 def document(scene: Scene, rng: np.random.Generator) -> str:
     """A text-only document: the scene said once or twice, or said and then asked about."""
     said = caption(scene, rng)

@@ -10,7 +10,8 @@ from triptych.scenes.grammar import Scene
 from triptych.scenes.sprites import SIZE, Look, sprites
 
 PICTURE = 64
-STEP = 4  # things stand on a lattice of 4 pixels, half a token of the image tokenizer
+STEP = 8  # things stand on the lattice of the image tokenizer's codes: see docs/decisions/0011
+_GAP = 4  # pixels between things: two touching squares would look like one thing
 _CELL = PICTURE // 2  # several things stand in the quarters of the picture, one in each
 
 
@@ -44,8 +45,7 @@ def place(scene: Scene, rng: np.random.Generator) -> list[Placed]:
 
 
 def _apart(a: Placed, b: Placed) -> bool:
-    """Whether there is a gap between two things: two touching squares would look like one thing."""
-    return max(abs(a.x - b.x), abs(a.y - b.y)) >= SIZE + STEP
+    return max(abs(a.x - b.x), abs(a.y - b.y)) >= SIZE + _GAP
 
 
 def _facing_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int]]:

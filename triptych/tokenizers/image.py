@@ -26,6 +26,7 @@ from triptych.tokenizers.movq_keys import to_diffusers
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
 from triptych.vocab import Modality
 
+_WHITE = 252  # of 255: what still counts as empty
 _WEIGHTS = "diffusion_pytorch_model.safetensors"  # with config.json, what diffusers writes and reads
 _SBER = {"67M": (128, 2), "102M": (128, 4), "270M": (256, 2)}  # width of the first level, residual blocks per level
 
@@ -90,14 +91,22 @@ class MoVQ:
     Every forward pass has exactly `batch_size` pictures, the last one filled up with copies: convolutions round
     differently for another batch shape (2e-6 on CPU), which now and then moves a latent to another code. So an item's
     ids never depend on its batch mates. More than 1 pays on a GPU.
+
+    `blank` names codes that all mean an empty patch, the first standing for all of them. An encoder that sees the whole
+    picture spreads plain ground over hundreds of codes, which tell a decoder nothing and a model only noise.
     """
 
     kind = "movq"
     modality = Modality.IMAGE
 
-    def __init__(self, model: Any, resolution: int, batch_size: int = 1):
+    def __init__(self, model: Any, resolution: int, batch_size: int = 1, blank: Sequence[int] = ()):
         """`model` is a `diffusers.VQModel`, whose annotations a type checker cannot use."""
         self.model = model.eval()
+        self.blank = tuple(blank)
+        if any(not 0 <= code < self.vocab_size for code in self.blank):
+            raise CheckpointError(f"blank codes must lie in [0, {self.vocab_size}).")
+        self._stands_for = np.arange(self.vocab_size, dtype=np.int32)
+        self._stands_for[list(self.blank)] = self.blank[0] if self.blank else 0
         self.resolution, self.batch_size = resolution, batch_size
         self.patch = math.isqrt(model.config.in_channels // 3)
         factor = self.patch * 2 ** (len(model.config.block_out_channels) - 1)
@@ -125,7 +134,7 @@ class MoVQ:
         return cls(_build(config, to_diffusers(_read_checkpoint(Path(path))), Path(path)), resolution)
 
     @classmethod
-    def from_folder(cls, folder: str | Path, resolution: int = 256) -> "MoVQ":
+    def from_folder(cls, folder: str | Path, resolution: int = 256, blank: Sequence[int] = ()) -> "MoVQ":
         """Load a folder written by diffusers (Kandinsky's `movq` is one): config.json and safetensors, never pickle."""
         folder = Path(folder)
         try:
@@ -137,14 +146,15 @@ class MoVQ:
             raise CheckpointError(
                 f"{folder} is not a diffusers VQModel with config.json and {_WEIGHTS} ({error})."
             ) from error
-        return cls(_build(config, weights, folder), resolution)
+        return cls(_build(config, weights, folder), resolution, blank=blank)
 
     @classmethod
     def load(cls, folder: Path) -> "MoVQ":
-        resolution = read_spec(folder, [cls.kind]).get("resolution")
+        spec = read_spec(folder, [cls.kind])
+        resolution = spec.get("resolution")
         if not isinstance(resolution, int):
             raise CheckpointError(f"{folder}/tokenizer.json must give the resolution, got {resolution!r}.")
-        return cls.from_folder(folder, resolution)
+        return cls.from_folder(folder, resolution, spec.get("blank", ()))
 
     def save(self, folder: str | Path, half: bool = False) -> None:
         """Write a folder that `load` and diffusers can read.
@@ -155,7 +165,8 @@ class MoVQ:
         weights = {name: weight.half() if half else weight for name, weight in self._weights().items()}
         fingerprint = self._hash({name: weight.float() for name, weight in weights.items()})
         folder = Path(folder)
-        write_spec(folder, self.kind, resolution=self.resolution, vocab_size=self.vocab_size, fingerprint=fingerprint)
+        fields = {"resolution": self.resolution, "vocab_size": self.vocab_size, "fingerprint": fingerprint}
+        write_spec(folder, self.kind, **fields, **({"blank": self.blank} if self.blank else {}))
         self.model.save_config(folder)
         save_file(weights, folder / _WEIGHTS)
 
@@ -182,7 +193,25 @@ class MoVQ:
         # Not the whole configuration, which gains fields with new releases of diffusers.
         decisive = {name: self.model.config[name] for name in small_config()}
         config = {"kind": self.kind, "resolution": self.resolution, "model": decisive}
+        if self.blank:
+            config["blank"] = self.blank
         return hash_arrays(config, {name: weight.numpy() for name, weight in weights.items()})
+
+    def with_blank_codes(self, pictures: Sequence[Image.Image], share: float = 0.99) -> "MoVQ":
+        """The same, with one code for empty patches: codes that pictures use for white patches at least so often.
+
+        The commonest of them stands for all.
+        """
+        codes = np.stack(MoVQ(self.model, self.resolution, self.batch_size).encode(pictures))
+        squares = [np.asarray(resize_with_white_padding(picture, self.resolution)) for picture in pictures]
+        size = self.resolution // self.grid
+        patches = np.stack(squares).reshape(len(squares), self.grid, size, self.grid, size, 3)
+        is_white = (patches.min(axis=(2, 4, 5)) >= _WHITE).reshape(codes.shape)
+        uses = np.bincount(codes.reshape(-1), minlength=self.vocab_size)
+        white_uses = np.bincount(codes[is_white], minlength=self.vocab_size)
+        blank = np.flatnonzero((uses > 0) & (white_uses >= share * uses))
+        blank = blank[np.argsort(-uses[blank], kind="stable")]
+        return MoVQ(self.model, self.resolution, self.batch_size, blank.tolist())
 
     @torch.no_grad()
     def encode(self, items: Sequence[Image.Image]) -> list[np.ndarray]:
@@ -193,7 +222,7 @@ class MoVQ:
             latents_BCHW = self.model.encode(pixels.to(self.model.device)).latents
             for latents_CHW in latents_BCHW:  # one by one: the distances to 16,384 codes take 64 MB per picture
                 codes = self.model.quantize(latents_CHW[None])[2][2]
-                ids.append(codes.cpu().numpy().astype(np.int32))
+                ids.append(self._stands_for[codes.cpu().numpy()])
         return ids[: len(images)]
 
     @torch.no_grad()

@@ -49,7 +49,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
-        found = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
+        found = {
+            key.rpartition("/")[2]: value.to(parameter.device)
+            for key, value in tensors.items()
+            if key.rpartition("/")[0] == name
+        }
         if not found:
             raise CheckpointError(f"the checkpoint has no optimizer state for {name}; it is of another model.")
         optimizer.state[parameter] = found
@@ -71,12 +75,14 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     (partial / "state.json").write_text(json.dumps(state, indent=2) + "\n")
     hashes = {path.name: _sha256(path) for path in sorted(partial.iterdir())}
     (partial / "manifest.json").write_text(json.dumps({"version": 1, "sha256": hashes}, indent=2) + "\n")
-    for path in partial.iterdir():
+    for path in (*partial.iterdir(), partial):
         _sync(path)
+    replaced = folder / f"{_PARTIAL}replaced"
     if final.exists():  # the same step was saved before a stop: what is there was published whole, but may be older
-        shutil.rmtree(final)
+        os.replace(final, replaced)
     os.replace(partial, final)
     _sync(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
     for old in list_checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -104,14 +110,15 @@ def load(path: Path) -> Checkpoint:
 def verify(path: Path) -> None:
     """Refuse a checkpoint that is not exactly what was written."""
     try:
-        hashes = json.loads((path / "manifest.json").read_text())["sha256"]
-        for name, expected in hashes.items():
-            if _sha256(path / name) != expected:
-                raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in manifest.json.")
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+        manifest = json.loads((path / "manifest.json").read_text())
+        if manifest["version"] != 1:
+            raise ValueError(f"version {manifest['version']}")
+        found = {name: _sha256(path / name) for name in manifest["sha256"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a whole checkpoint ({error!r}).") from error
+    for name, expected in manifest["sha256"].items():
+        if found[name] != expected:
+            raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in manifest.json.")
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

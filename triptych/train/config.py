@@ -152,7 +152,10 @@ def override(config: Config, assignments: list[str]) -> Config:
             if isinstance(branch.get(part), str):  # `layout=packed layout.row_length=600`: a kind, then its fields
                 branch[part] = {_KIND: branch[part]}
             branch = branch.setdefault(part, {})
-        branch[last] = text
+        if isinstance(branch.get(last), dict):
+            branch[last][_KIND] = text
+        else:
+            branch[last] = text
     return _apply(config, changes, "")
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from triptych.data.loader import Loader, Step
-from triptych.data.shards import write_atomically
+from triptych.data.shards import TokenDataset, write_atomically
 from triptych.errors import CheckpointError, UserError
 from triptych.model.count import flops, parameters
 from triptych.model.transformer import Transformer, initialise
@@ -83,13 +84,15 @@ def start(
     run = Run(config, folder, model, optimizer, ema, 0, device, ranks)
     existing = ckpt.list_checkpoints(folder / "checkpoints")
     if existing:
-        _restore(run, existing[-1])
+        _restore(run, existing[-1], bundle)
     return run
 
 
-def _restore(run: Run, path: Path) -> None:
+def _restore(run: Run, path: Path, bundle: TokenizerBundle) -> None:
     found = ckpt.load(path)
     differences = _differences(found.state["config"], to_json(run.config))
+    now = {"vocabulary": bundle.vocabulary.fingerprint, "tokenizers": bundle.fingerprints}
+    differences += _differences({key: found.state[key] for key in now}, now, "content of ")
     if differences:
         raise CheckpointError(
             f"{path} is of another run: {'; '.join(differences)}. Go back to those values, or choose another folder."
@@ -129,32 +132,15 @@ def train(
     `stop_after` ends (and saves) at a step before the last, as a stop would.
     """
     config, vocabulary, ranks = run.config, bundle.vocabulary, run.ranks
-    records: Records | Silent = Silent()
-    if ranks.is_first:
-        records = Records(run.folder / "records.jsonl", listeners)
-        records.rewind(run.step)
-        write_atomically(run.folder / "config.json", (json.dumps(to_json(config), indent=2) + "\n").encode())
-    count = parameters(config.model, vocabulary)
-    records(
-        "run",
-        recipe=config.recipe,
-        folder=str(run.folder),
-        step=run.step,
-        num_steps=config.num_steps,
-        parameters=count.total,
-        non_embedding=count.blocks,
-        peak_flops=peak_flops,
-        environment=environment(),
-        config=to_json(config),
-    )
-    held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
     last = config.num_steps if stop_after is None else min(stop_after, config.num_steps)
-    began, meter = time.monotonic(), _Meter(run, records, peak_flops)
     with (
         _Signals() as signals,
         Loader(list(config.data), config.loader, ranks.rank, ranks.size, start_step=run.step, num_steps=last) as loader,
     ):
-        _check_data(loader, run, bundle)
+        _check_data(loader, run, bundle)  # before anything is written
+        held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
+        records = _open_records(run, listeners, peak_flops)
+        began, meter = time.monotonic(), _Meter(run, records, peak_flops)
         for step in loader:
             sums, norm = train_step(run.model, run.optimizer, step, config, vocabulary, run.device, ranks)
             run.step = step.index + 1
@@ -171,6 +157,7 @@ def train(
                     on_validation(run)
                 meter.restart()
             if run.step % config.save_every == 0 or run.step == last or stop is not None:
+                meter.flush()  # what is not recorded now would be missing after a resume
                 if ranks.is_first:
                     records("saved", step=run.step, path=str(save(run, loader, bundle)))
                 ranks.barrier()
@@ -178,6 +165,30 @@ def train(
             if stop is not None:
                 raise Stopped(stop, run.step)
     records("end", step=run.step, seconds=round(time.monotonic() - began, 1))
+
+
+def _open_records(run: Run, listeners: list[Listener], peak_flops: float | None) -> Records | Silent:
+    """The run's records, ending at its step and at what it now is."""
+    if not run.ranks.is_first:
+        return Silent()
+    config = to_json(run.config)
+    records = Records(run.folder / "records.jsonl", listeners)
+    records.rewind(run.step)
+    write_atomically(run.folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+    count = parameters(run.config.model, run.model.vocabulary)
+    records(
+        "run",
+        recipe=run.config.recipe,
+        folder=str(run.folder),
+        step=run.step,
+        num_steps=run.config.num_steps,
+        parameters=count.total,
+        non_embedding=count.blocks,
+        peak_flops=peak_flops,
+        environment=environment(),
+        config=config,
+    )
+    return records
 
 
 def save(run: Run, loader: Loader, bundle: TokenizerBundle) -> Path:
@@ -199,15 +210,19 @@ def save(run: Run, loader: Loader, bundle: TokenizerBundle) -> Path:
 
 def _check_data(loader: Loader, run: Run, bundle: TokenizerBundle) -> None:
     """The data must be those of the checkpoint, and made with the run's tokenizers."""
-    for folder in run.config.data:
-        from triptych.data.shards import TokenDataset
-
+    for folder in (*run.config.data, *run.config.validation_data):
         dataset = TokenDataset(folder)
         if dataset.vocabulary != bundle.vocabulary:
             raise UserError(
                 f"{folder} has the vocabulary {dataset.vocabulary}, but the tokenizers {run.config.tokenizers!r} have "
                 f"{bundle.vocabulary}. Tokenize the data with them, or set tokenizers=FOLDER."
             )
+        for name, fingerprint in dataset.manifest.tokenizers.items():
+            if bundle.fingerprints.get(name, fingerprint) != fingerprint:
+                raise UserError(
+                    f"{folder} was made with another {name} tokenizer than that of {run.config.tokenizers!r}. "
+                    "Tokenize the data with it, or set tokenizers=FOLDER."
+                )
     newest = ckpt.list_checkpoints(run.folder / "checkpoints")
     if run.step and newest:
         state = json.loads((newest[-1] / "state.json").read_text())
@@ -236,16 +251,26 @@ class _Meter:
         self._steps += 1
         self._tokens += step.num_tokens
         self._positions += step.num_positions
-        share = float(sums.predicted.sum()) / max(1, step.num_tokens)
+        passed = step.num_tokens * (2 if config.antimask else 1)
+        share = float(sums.predicted.sum()) / max(1, passed)
         context = step.num_tokens / max(1, step.num_sequences)
-        per_token = flops(config.model, self.run.model.vocabulary, context, predicted=share).training
-        self._flops += per_token * step.num_tokens * (2 if config.antimask else 1)
+        per_token = flops(
+            config.model, self.run.model.vocabulary, context, predicted=share, columns=self._columns(sums)
+        ).training
+        self._flops += per_token * passed
         self._loss += sums.loss
         self._norm += norm
         self._sums.nll += sums.nll
         self._sums.predicted += sums.predicted
         if self.run.step % config.log_every == 0:
             self.flush()
+
+    def _columns(self, sums: StepSums) -> float | None:
+        """How many logits a predicted token has, on average."""
+        if self.run.config.model.softmax_scope == "full" or not sums.predicted.sum():
+            return None
+        sizes = [len(self.run.model.columns(modality)) for modality in Modality]
+        return float(np.average(sizes, weights=sums.predicted))
 
     def flush(self) -> None:
         if not self._steps:

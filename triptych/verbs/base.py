@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from triptych.errors import did_you_mean
+from triptych.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,21 @@ def one_of(known: list[str]) -> dict[str, Any]:
         return name
 
     return {"type": parse, "metavar": "{" + ",".join(known) + "}"}
+
+
+def device_named(name: str) -> Any:
+    """The torch device of that name, if this machine has it."""
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"--device {name} cannot be used here ({reason}). Use cpu, or cuda where there is one."
+        ) from None
+    return device
 
 
 def cpus() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import UserError, did_you_mean
-from triptych.verbs.base import Verb, one_of
+from triptych.verbs.base import Verb, device_named, one_of
 
 # -- train ------------------------------------------------------------------------------------------------------------
 
@@ -20,7 +20,7 @@ examples:
   triptych train nano                                   a minute on a laptop, to see the loss fall
   triptych train scenes --out runs/scenes               the shipped model, some hours on two cores
   triptych train scenes optimizer.lr=2e-3 num_steps=5000 model.width=256
-  triptych train scenes corrupt.schedule=cosine loader.task_weights.text=0.3
+  triptych train scenes norm=sequence corrupt.schedule=cosine loader.task_weights.text=0.3
 
 recipes: scenes, nano (the embedded world, for a CPU); paper_base, paper_3b, aspect_N (N layers of width 128 N).
 The recipes of the embedded world read data/scenes, made by `triptych scenes make data/scenes`.
@@ -64,15 +64,17 @@ def _run_train(args: argparse.Namespace) -> None:
             )
     if not config.data:
         raise UserError(f"the recipe {config.recipe!r} names no data; add data=FOLDER,FOLDER.")
-    device, ranks = torch.device(args.device), join()
+    device, ranks = device_named(args.device), join()
     folder = args.out or Path("runs") / config.recipe
     bundle = TokenizerBundle.load(config.tokenizers)
     run = start(config, folder, bundle, device, ranks)
+    if run.step >= config.num_steps:
+        if ranks.is_first:
+            print(f"{folder} has had its {config.num_steps} steps", file=sys.stderr)
+        leave()
+        return
     if run.step and ranks.is_first:
         print(f"going on after step {run.step} of {config.num_steps}", file=sys.stderr)
-    if run.step >= config.num_steps:
-        print(f"{folder} has had its {config.num_steps} steps", file=sys.stderr)
-        return
     listeners: list[Listener] = [Console()]
     on_validation = None
     if config.tensorboard:
@@ -157,40 +159,66 @@ examples:
 def _run_generate(args: argparse.Namespace) -> None:
     from triptych.export import open_model
 
-    _check_inputs(args)
+    _read_inputs(args)
     settings: dict[str, Any] = {
         name: getattr(args, name)
         for name in ("preset", "sampler", "steps", "temperature", "top_p", "guidance")
         if getattr(args, name) is not None
     }
-    if args.count < 1:
-        raise UserError(f"--count must be at least 1, got {args.count}.")
-    made = _DIRECTION_RUNS[args.direction](open_model(args.model, args.device), args, settings)
+    made = _DIRECTION_RUNS[args.direction](open_model(args.model, device_named(args.device)), args, settings)
     for number, result in enumerate(made):
         for part in result if isinstance(result, tuple) else (result,):
             _deliver(part, args, number)
 
 
 _NUM_INPUTS = {"answer": (2, 2), "fill-image": (1, 2), "fill-text": (1, 2), "fill-speech": (1, 2)}
+_FIRST_IS_PICTURE = ("caption", "answer", "fill-image", "image-to-speech")
+_FIRST_IS_SOUND = ("transcribe", "fill-speech", "speech-to-image")
+_MAKES = {
+    "image": ".png",
+    "speech": ".wav",
+    "fill-image": ".png",
+    "fill-speech": ".wav",
+    "speech-to-image": ".png",
+    "image-to-speech": ".wav",
+}
+_SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 
 
-def _check_inputs(args: argparse.Namespace) -> None:
+def _read_inputs(args: argparse.Namespace) -> None:
+    """Everything that can be wrong without a model is found here, before one is loaded; files become media."""
+    from triptych.files import read_picture, read_sound, with_ending
+
     least, most = _NUM_INPUTS.get(args.direction, (1, 1))
     if not least <= len(args.inputs) <= most:
         raise UserError(
             f"`generate {args.direction}` takes {_DIRECTIONS[args.direction].partition(' ->')[0]}, "
             f"got {len(args.inputs)} inputs. Put texts in quotes."
         )
-
-
-def _repeat(make: Any, args: argparse.Namespace) -> list[Any]:
-    return [make(args.seed + i) for i in range(args.count)]
+    if args.count < 1:
+        raise UserError(f"--count must be at least 1, got {args.count}.")
+    if args.out is not None:
+        if args.direction not in _MAKES:
+            raise UserError(f"`generate {args.direction}` prints a text; --out is for pictures and sounds.")
+        args.out = with_ending(args.out, _MAKES[args.direction])
+    if args.direction == "fill-image":
+        args.box = _numbers(args.box, 4, "--box", "LEFT,TOP,RIGHT,BOTTOM in pixels", int)
+    if args.direction == "fill-speech":
+        args.interval = _numbers(args.interval, 2, "--interval", "FROM,TO in seconds", float)
+    if args.direction in _FIRST_IS_PICTURE:
+        args.inputs[0] = read_picture(args.inputs[0])
+    elif args.direction in _FIRST_IS_SOUND:
+        args.inputs[0] = read_sound(args.inputs[0])
+    elif args.direction == "fill-text" and len(args.inputs) > 1:
+        is_sound = Path(args.inputs[1]).suffix.lower() in _SOUNDS
+        args.inputs[1] = read_sound(args.inputs[1]) if is_sound else read_picture(args.inputs[1])
 
 
 def _numbers(text: str | None, count: int, option: str, form: str, kind: type) -> tuple[Any, ...]:
-    parts = (text or "").split(",")
+    if text is None:
+        raise UserError(f"this needs {option}: {form}.")
     try:
-        numbers = tuple(kind(part) for part in parts)
+        numbers = tuple(kind(part) for part in text.split(","))
     except ValueError:
         numbers = ()
     if len(numbers) != count:
@@ -198,44 +226,28 @@ def _numbers(text: str | None, count: int, option: str, form: str, kind: type) -
     return numbers
 
 
-def _media(path: str) -> Any:
-    from triptych.files import read_picture, read_sound
-
-    return read_sound(path) if Path(path).suffix.lower() in _SOUNDS else read_picture(path)
-
-
-_SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
+def _repeat(make: Any, args: argparse.Namespace) -> list[Any]:
+    return [make(args.seed + i) for i in range(args.count)]
 
 
 def _generate_image(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    seeds = [args.seed + i for i in range(args.count)]
-    return pipe.text_to_image([args.inputs[0]] * args.count, seed=seeds, **settings)
+    return pipe.text_to_image([args.inputs[0]] * args.count, seed=args.seed, **settings)
 
 
 def _generate_speech(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    seeds = [args.seed + i for i in range(args.count)]
-    return pipe.speak([args.inputs[0]] * args.count, seconds=args.seconds, seed=seeds, **settings)
+    return pipe.speak([args.inputs[0]] * args.count, seconds=args.seconds, seed=args.seed, **settings)
 
 
 def _generate_caption(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.files import read_picture
-
-    picture = read_picture(args.inputs[0])
-    return _repeat(lambda seed: pipe.caption(picture, seed=seed, **settings), args)
+    return _repeat(lambda seed: pipe.caption(args.inputs[0], seed=seed, **settings), args)
 
 
 def _generate_answer(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.files import read_picture
-
-    picture = read_picture(args.inputs[0])
-    return _repeat(lambda seed: pipe.answer(picture, args.inputs[1], seed=seed, **settings), args)
+    return _repeat(lambda seed: pipe.answer(*args.inputs, seed=seed, **settings), args)
 
 
 def _generate_transcript(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.files import read_sound
-
-    sound = read_sound(args.inputs[0])
-    return _repeat(lambda seed: pipe.transcribe(sound, seed=seed, **settings), args)
+    return _repeat(lambda seed: pipe.transcribe(args.inputs[0], seed=seed, **settings), args)
 
 
 def _generate_text(pipe: Any, args: Any, settings: Any) -> list[Any]:
@@ -243,41 +255,29 @@ def _generate_text(pipe: Any, args: Any, settings: Any) -> list[Any]:
 
 
 def _fill_image(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.files import read_picture
-
-    box = _numbers(args.box, 4, "--box", "LEFT,TOP,RIGHT,BOTTOM in pixels", int)
-    picture, text = read_picture(args.inputs[0]), args.inputs[1] if len(args.inputs) > 1 else None
-    return _repeat(lambda seed: pipe.infill_image(picture, box, text, seed=seed, **settings), args)
+    picture, *text = args.inputs
+    return _repeat(lambda seed: pipe.infill_image(picture, args.box, *text, seed=seed, **settings), args)
 
 
 def _fill_text(pipe: Any, args: Any, settings: Any) -> list[Any]:
     from triptych.tokenizers.base import Sound
 
-    media = _media(args.inputs[1]) if len(args.inputs) > 1 else None
-    beside = {} if media is None else {"sound" if isinstance(media, Sound) else "image": media}
-    return _repeat(lambda seed: pipe.infill_text(args.inputs[0], seed=seed, **beside, **settings), args)
+    text, *media = args.inputs
+    beside = {"sound" if isinstance(each, Sound) else "image": each for each in media}
+    return _repeat(lambda seed: pipe.infill_text(text, seed=seed, **beside, **settings), args)
 
 
 def _fill_speech(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.files import read_sound
-
-    interval = _numbers(args.interval, 2, "--interval", "FROM,TO in seconds", float)
-    sound, text = read_sound(args.inputs[0]), args.inputs[1] if len(args.inputs) > 1 else None
-    return _repeat(lambda seed: pipe.infill_sound(sound, interval, text, seed=seed, **settings), args)
+    sound, *text = args.inputs
+    return _repeat(lambda seed: pipe.infill_sound(sound, args.interval, *text, seed=seed, **settings), args)
 
 
 def _speech_to_image(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.files import read_sound
-
-    sound = read_sound(args.inputs[0])
-    return _repeat(lambda seed: pipe.speech_to_image(sound, seed=seed, **settings), args)
+    return _repeat(lambda seed: pipe.speech_to_image(args.inputs[0], seed=seed, **settings), args)
 
 
 def _image_to_speech(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.files import read_picture
-
-    picture = read_picture(args.inputs[0])
-    return _repeat(lambda seed: pipe.image_to_speech(picture, seed=seed, **settings), args)
+    return _repeat(lambda seed: pipe.image_to_speech(args.inputs[0], seconds=args.seconds, seed=seed, **settings), args)
 
 
 _DIRECTION_RUNS = {

@@ -10,10 +10,14 @@ from triptych.verbs.base import Verb, cpus, one_of
 
 def _describe_demo(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show the embedded world and what its tokenizers keep of it, as one page to look at and listen to."
+        "The embedded model in every direction, on scenes it never saw, and a nano model as it learns: "
+        "one page to look at and listen to."
     )
     parser.add_argument("--out", default="out/demo", metavar="FOLDER", help="default: %(default)s")
-    parser.add_argument("--sentences", type=int, default=6, metavar="N", help="default: %(default)s")
+    parser.add_argument("--model", default="scenes", help="embedded or saved model (default: %(default)s)")
+    parser.add_argument(
+        "--nano-steps", type=int, default=200, metavar="N", help="0 leaves the training out (default: %(default)s)"
+    )
 
 
 def _run_demo(args: argparse.Namespace) -> None:
@@ -23,9 +27,9 @@ def _run_demo(args: argparse.Namespace) -> None:
 
     from triptych.demo import run_demo
 
-    if args.sentences < 1:
-        raise UserError(f"--sentences must be at least 1, got {args.sentences}.")
-    run_demo(Path(args.out), args.sentences, Console())
+    if args.nano_steps < 0:
+        raise UserError(f"--nano-steps must not be negative, got {args.nano_steps}.")
+    run_demo(Path(args.out), Console(), args.nano_steps, args.model)
 
 
 # -- scenes -----------------------------------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ def _run_eval_scenes(args: argparse.Namespace) -> None:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 VERBS = {
-    "demo": Verb("see and hear the embedded world", _describe_demo, _run_demo),
+    "demo": Verb("see and hear the embedded model in every direction", _describe_demo, _run_demo),
     "scenes write": Verb(
         "write the embedded world as ordinary files",
         _describe_write,

@@ -1,0 +1,439 @@
+"""Runs as a whole: they learn, stop and go on exactly, refuse what is not theirs; and the verb `train`."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from train_fakes import (
+    CPU,
+    TINY,
+    assert_same_bits,
+    events,
+    first_step,
+    random_pairs,
+    run_it,
+    tensors_of,
+    tiny_run,
+    with_loader,
+    write_set,
+)
+
+import triptych.train.peak
+from triptych.cli import main
+from triptych.data.pack import Grouped, Layout, Packed
+from triptych.diffusion.corrupt import CorruptConfig
+from triptych.errors import CheckpointError, DataError, UserError
+from triptych.model.count import flops
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train import checkpoint as ckpt
+from triptych.train import loop
+from triptych.train.config import OptimizerConfig, ValidationConfig
+from triptych.vocab import Task, Vocabulary
+
+LAYOUTS: list[Layout] = [Grouped(max_tokens=64, overhead=4), Packed(row_length=40)]
+
+
+# -- stop and go on ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["grouped", "packed"])
+def test_a_run_in_two_parts_is_the_run_in_one(layout: Layout, world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world, layout=layout)
+    whole = run_it(config, tmp_path / "whole")
+    half = run_it(config, tmp_path / "parts", stop_after=3)
+    assert (whole.step, half.step) == (6, 3)
+    parts = run_it(config, tmp_path / "parts")
+    assert parts is not half
+    assert_same_bits(tensors_of(parts), tensors_of(whole))
+    assert any(name.startswith("ema/") for name in tensors_of(whole))
+    assert any(name.endswith("/exp_avg_sq") for name in tensors_of(whole))
+
+    steps = [events(tmp_path / name, "step") for name in ("whole", "parts")]
+    for recorded in steps:
+        assert [event["step"] for event in recorded] == [1, 2, 3, 4, 5, 6]
+    for one, other in zip(*steps):
+        for key in ("loss", "nll", "lr", "grad_norm", "tokens", "padding"):
+            assert one[key] == other[key], key
+    validations = [events(tmp_path / name, "validation") for name in ("whole", "parts")]
+    assert [(event["step"], event["nelbo"]) for event in validations[0]] == [
+        (event["step"], event["nelbo"]) for event in validations[1]
+    ]
+    assert [event["step"] for event in validations[0]] == [4, 6]
+
+
+def test_a_crash_loses_only_what_came_behind_the_checkpoint(world: Path, tmp_path: Path) -> None:
+    config = replace(tiny_run(world), save_every=2)
+    whole = run_it(config, tmp_path / "whole")
+
+    def crash(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 5:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_it(config, tmp_path / "crashed", listeners=[crash])
+    assert [event["step"] for event in events(tmp_path / "crashed", "step")] == [1, 2, 3, 4, 5]
+    again = run_it(config, tmp_path / "crashed")
+    assert_same_bits(tensors_of(again), tensors_of(whole))
+    assert [event["step"] for event in events(tmp_path / "crashed", "step")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_nothing_is_left_out_of_the_records_where_saving_and_stopping_cut_them(world: Path, tmp_path: Path) -> None:
+    """Logged every 4 steps, saved every 3, stopped after 5: still every token is counted once."""
+    config = tiny_run(world, save_every=3)
+    run_it(config, tmp_path / "fine")
+    run_it(replace(config, log_every=4), tmp_path / "coarse", stop_after=5)
+    run_it(replace(config, log_every=4), tmp_path / "coarse")
+    fine, coarse = (events(tmp_path / name, "step") for name in ("fine", "coarse"))
+    assert [event["step"] for event in coarse] == [3, 4, 5, 6]
+    assert sum(event["tokens"] for event in coarse) == sum(event["tokens"] for event in fine)
+    assert coarse[0]["tokens"] == sum(event["tokens"] for event in fine[:3])
+    assert coarse[0]["loss"] == pytest.approx(sum(event["loss"] for event in fine[:3]) / 3, abs=1e-5)
+
+
+def test_a_signal_ends_the_step_saves_and_stops(world: Path, tmp_path: Path) -> None:
+    def interrupt(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    config = tiny_run(world)
+    with pytest.raises(loop.Stopped) as caught:
+        run_it(config, tmp_path, listeners=[interrupt])
+    assert (caught.value.number, caught.value.step) == (signal.SIGTERM, 2)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert [path.name for path in ckpt.list_checkpoints(tmp_path / "checkpoints")] == ["step-00000002"]
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world, num_steps=2)
+    one, same = (run_it(config, tmp_path / name) for name in ("one", "same"))
+    other = run_it(replace(config, seed=1), tmp_path / "other")
+    assert_same_bits(tensors_of(one), tensors_of(same))
+    assert not torch.equal(one.model.embed.text, other.model.embed.text)
+
+
+def test_the_running_mean_is_a_running_mean(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world, ema_decay=0.3, num_steps=4, validation_data=())
+    weights = [run_it(config, tmp_path / "steps", stop_after=n).model.state_dict() for n in range(1, 5)]
+    start = loop.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU).model.state_dict()
+    mean = {name: value.double() for name, value in start.items()}
+    for step, now in enumerate(weights, start=1):
+        decay = min(0.3, (1 + step) / (10 + step))  # short memory at first: the beginning is not worth remembering
+        mean = {name: decay * mean[name] + (1 - decay) * now[name].double() for name in mean}
+    run = run_it(config, tmp_path / "steps")
+    assert run.ema is not None
+    assert run.best is run.ema
+    for name, value in run.ema.state_dict().items():
+        torch.testing.assert_close(value.double(), mean[name], atol=1e-6, rtol=1e-5, msg=name)
+    assert not torch.equal(run.ema.embed.text, run.model.embed.text)
+
+
+# -- what may change --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    run_it(tiny_run(world), folder, stop_after=3)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_another_configuration_is_refused_by_name(world: Path, stopped: Path) -> None:
+    config = tiny_run(world)
+    before = content(stopped)
+    for changed, message in [
+        (replace(config, optimizer=replace(config.optimizer, lr=0.5)), "optimizer.lr was 0.01, is 0.5"),
+        (replace(config, model=replace(config.model, width=32)), "model.width was 16, is 32"),
+        (replace(config, seed=7), "seed was 0, is 7"),
+        (replace(config, ema_decay=None), "ema_decay was 0.9, is None"),
+        (replace(config, num_steps=7), "num_steps was 6, is 7"),
+        (with_loader(config, global_batch=8), "loader.global_batch was 9, is 8"),
+        (replace(config, corrupt=CorruptConfig()), "corrupt.p_one_sided was 0.3, is 0.0"),
+    ]:
+        with pytest.raises(CheckpointError, match="is of another run") as caught:
+            run_it(changed, stopped)
+        assert message in str(caught.value)
+        assert caught.value.exit_code == 4
+    assert content(stopped) == before
+
+
+def test_what_changes_no_weight_may_change(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world)
+    whole = run_it(config, tmp_path / "whole")
+    run_it(config, tmp_path / "parts", stop_after=3)
+    free = replace(
+        config, log_every=5, save_every=1, keep=3, threads=1, validation=ValidationConfig(every=2), validation_data=()
+    )
+    parts = run_it(free, tmp_path / "parts")
+    assert_same_bits(tensors_of(parts), tensors_of(whole))
+    assert len(ckpt.list_checkpoints(tmp_path / "parts" / "checkpoints")) == 3
+    assert json.loads((tmp_path / "parts" / "config.json").read_text())["log_every"] == 5
+
+    # Another layout adds in another order: the same run up to rounding.
+    run_it(config, tmp_path / "packed", stop_after=3)
+    packed = run_it(with_loader(config, layout=Packed(row_length=40)), tmp_path / "packed")
+    for name, value in packed.model.state_dict().items():
+        torch.testing.assert_close(value, whole.model.state_dict()[name], atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_data_may_move_but_not_change(world: Path, stopped: Path, tmp_path: Path) -> None:
+    config = tiny_run(world)
+    before = content(stopped)
+    moved = tuple(write_set(tmp_path / task.label, task, random_pairs(task, 40, 1)) for task in Task)
+    other = write_set(tmp_path / "other", Task.TEXT, random_pairs(Task.TEXT, 40, 9))
+    with pytest.raises(DataError, match="not the batches of the saved run") as caught:
+        run_it(replace(config, data=(other, *config.data[1:])), stopped)
+    assert caught.value.exit_code == 3
+    assert content(stopped) == before
+    assert run_it(replace(config, data=moved), stopped).step == 6
+
+
+@pytest.mark.parametrize("field", ["data", "validation_data"])
+def test_data_of_another_vocabulary_is_refused(field: str, world: Path, tmp_path: Path) -> None:
+    larger = Vocabulary(text=24, image=11, audio=7)
+    folders = tuple(write_set(tmp_path / task.label, task, random_pairs(task, 9, 1), larger) for task in Task)
+    with pytest.raises(UserError, match=r"Vocabulary\(text=24.*but the tokenizers.*Vocabulary\(text=23") as caught:
+        run_it(replace(tiny_run(world), **{field: folders}), tmp_path / "run")
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> None:
+    bundle = TokenizerBundle.load(world / "tokenizers")
+    bundle.fingerprints = {"text": "b" * 64}
+    config = tiny_run(world)
+    run = loop.start(config, tmp_path / "run", bundle, CPU)
+    with pytest.raises(UserError, match="was made with another text tokenizer"):
+        loop.train(run, [], bundle)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_tokenizers_are_refused(world: Path, stopped: Path, tmp_path: Path) -> None:
+    TokenizerBundle(Vocabulary(text=24, image=11, audio=7)).save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"content of vocabulary was '[0-9a-f]{64}', is '[0-9a-f]{64}'"):
+        run_it(replace(tiny_run(world), tokenizers=str(tmp_path)), stopped)
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_learns_what_text_says_of_media(tmp_path: Path) -> None:
+    """One of 6 symbols decides the two codes of a picture or a sound: one choice of six in each pair."""
+    rng = np.random.default_rng(0)
+
+    def pairs(task: Task, count: int) -> list[tuple[Any, Any]]:
+        if task == Task.TEXT:
+            return [([], [a, a]) for a in rng.integers(6, size=count)]
+        return [([5 - a, (a + 2) % 6], [a]) for a in rng.integers(6, size=count)]
+
+    for split, count in (("train", 400), ("validation", 60)):
+        for task in Task:
+            write_set(tmp_path / split / task.label, task, pairs(task, count))
+    TokenizerBundle(TINY).save(tmp_path / "tokenizers")
+    config = tiny_run(
+        tmp_path,
+        layout=Grouped(max_tokens=1000, overhead=200),
+        num_steps=120,
+        corrupt=CorruptConfig(p_one_sided=0.8),
+        optimizer=OptimizerConfig(lr=1e-2, clip=1.0, warmup_steps=10, weight_decay=0.01),
+        validation=ValidationConfig(every=1000, sequences=60, draws=2),
+        log_every=20,
+        norm="masked",
+    )
+    config = with_loader(
+        replace(config, model=replace(config.model, num_layers=2, width=32)), global_batch=16, mask_text_eos="none"
+    )
+    run_it(config, tmp_path / "run")
+    found = events(tmp_path / "run", "validation")[-1]["nelbo"]
+    choice = math.log(6)
+    for name in ("image", "audio"):
+        assert found[f"{name}|text"]["nats_per_token"] < 0.7 * choice / 2  # without the text: one choice for two codes
+        assert found[f"text|{name}"]["nats_per_token"] < 0.6 * choice
+    steps = events(tmp_path / "run", "step")
+    assert steps[-1]["loss"] < 0.4 * steps[0]["loss"]
+
+
+def test_the_share_of_peak_is_that_of_the_flops_it_counts(world: Path, tmp_path: Path) -> None:
+    """With complementary masks every token passes twice, and every maskable one is predicted once."""
+    corrupt = CorruptConfig()
+    config = with_loader(
+        tiny_run(world, antimask=True, corrupt=corrupt, num_steps=1, validation_data=()), mask_text_eos="all"
+    )
+    config = replace(config, model=replace(config.model, softmax_scope="full"))
+    run_it(config, tmp_path, peak_flops=1e6)
+    (event,) = events(tmp_path, "step")
+    run = loop.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU)
+    predicted = sum(int(batch.maskable.sum()) for batch in first_step(config).micro_batches)
+    tokens = event["tokens"]
+    least = flops(config.model, run.model.vocabulary, 0.0, predicted=0.0).training * 2 * tokens
+    head = 3 * 2 * TINY.size * config.model.width * predicted
+    attention = 3 * 4 * config.model.width * (tokens / 9) * 2 * tokens
+    seconds = tokens / event["tokens_per_second"]
+    assert event["mfu"] == pytest.approx((least + head + attention) / seconds / 1e6, rel=0.01)
+
+
+# -- the verb ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fast_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triptych.train.peak, "matmul_peak", lambda device: 1e12)
+
+
+def words(world: Path, out: Path, *more: str) -> list[str]:
+    names = {split: ",".join(str(world / split / task.label) for task in Task) for split in ("train", "validation")}
+    return [
+        "train",
+        "nano",
+        "--out",
+        str(out),
+        f"data={names['train']}",
+        f"validation_data={names['validation']}",
+        f"tokenizers={world / 'tokenizers'}",
+        "model.num_layers=1",
+        "model.width=16",
+        "model.num_heads=2",
+        "model.d_ff=24",
+        "loader.seq_len=24",
+        "loader.global_batch=6",
+        "loader.open_ends.text=8",
+        "loader.open_ends.audio=10",
+        "validation.sequences=4",
+        "threads=1",
+        "log_every=1",
+        *more,
+    ]
+
+
+def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = ckpt.load(ckpt.list_checkpoints(folder / "checkpoints")[-1])
+    assert found.ema is not None
+    return {
+        **{f"model/{name}": value for name, value in found.model.items()},
+        **{f"ema/{name}": value for name, value in found.ema.items()},
+        **{f"optimizer/{name}": value for name, value in found.optimizer.items()},
+    }
+
+
+@pytest.mark.usefixtures("fast_peak")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_stopped_process_goes_on_to_the_same_weights(
+    number: int, code: int, world: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    # So long that it cannot end before the signal comes; from there on, the rest is left out of both.
+    command = words(world, tmp_path / "run", "num_steps=100000", "save_every=100000", "validation.every=100000")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "triptych", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Tests that run in the background of a shell inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step      3/"):
+            break
+    process.send_signal(number)
+    errors = process.stderr.read()
+    assert process.wait(60) == code
+    (saved,) = ckpt.list_checkpoints(tmp_path / "run" / "checkpoints")
+    step = int(saved.name.removeprefix("step-"))
+    assert step >= 3
+    assert f"saved step {step}; run the same command to go on" in errors
+    assert "Traceback" not in errors
+
+    end = ["--stop-after", str(step + 2)]
+    assert main([*command, *end]) == 0
+    assert f"going on after step {step} of 100000" in capfd.readouterr().err
+    command[command.index("--out") + 1] = str(tmp_path / "whole")
+    assert main([*command, *end]) == 0
+    assert_same_bits(saved_weights(tmp_path / "run"), saved_weights(tmp_path / "whole"))
+    parts, whole = (events(tmp_path / name, "step") for name in ("run", "whole"))
+    assert [event["step"] for event in parts] == list(range(1, step + 3))
+    assert [event["loss"] for event in parts] == [event["loss"] for event in whole]
+
+
+@pytest.mark.usefixtures("fast_peak")
+def test_the_verb_trains_says_so_and_says_when_it_is_done(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    command = words(world, tmp_path / "run", "num_steps=2")
+    assert main(command) == 0
+    first = capsys.readouterr()
+    assert f"triptych generate image 'two cats' --model {tmp_path / 'run'}" in first.out
+    assert "nano: " in first.err
+    assert "step      2/2  loss " in first.err
+    assert "held out, nats per token: audio" in first.err
+    assert "done: 2 steps" in first.err
+    before = content(tmp_path / "run")
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert (again.out, again.err) == ("", f"{tmp_path / 'run'} has had its 2 steps\n")
+    assert content(tmp_path / "run") == before
+    assert main([*command, "optimizer.lr=0.5"]) == 4
+    assert "optimizer.lr was 0.003, is 0.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "answer"),
+    [
+        (["train", "scene"], 2, "unknown recipe 'scene'. Did you mean 'scenes'?"),
+        (["train", "nano", "optimizer.lrr=1"], 2, "unknown key 'optimizer.lrr'. Did you mean 'lr'?"),
+        (["train", "nano", "num_step=3"], 2, "unknown key 'num_step'. Did you mean 'num_steps'?"),
+        (["train", "nano", "num_steps"], 2, "expected key=value, got 'num_steps'"),
+        (["train", "nano", "--ot", "x"], 2, "unknown option --ot. Did you mean '--out'?"),
+        (
+            ["train", "nano", "data=nowhere"],
+            2,
+            "nowhere holds no data set. Make it with `triptych scenes make data/scenes`",
+        ),
+        (["train", "paper_base"], 2, "names no data; add data=FOLDER,FOLDER."),
+    ],
+)
+def test_mistakes_are_named(
+    changes: list[str], code: int, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(changes) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert answer in captured.err
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_prints_the_configuration_as_json(capsys: pytest.CaptureFixture) -> None:
+    assert main(["train", "scenes", "--show", "norm=sequence", "optimizer.lr=0.25", "corrupt.schedule=cosine"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["optimizer"]["lr"] == 0.25
+    assert shown["corrupt"]["schedule"]["kind"] == "cosine"
+    assert shown["recipe"] == "scenes"
+
+
+def test_missing_tensorboard_is_named_before_training(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
+    assert main(words(world, tmp_path / "run", "tensorboard=true", "num_steps=1")) == 2
+    error = capsys.readouterr().err
+    assert "needs the package 'tensorboard'" in error
+    assert '-e ".[train]"' in error
+    assert events_file_free(tmp_path)
+
+
+def events_file_free(folder: Path) -> bool:
+    return not list(folder.rglob("records.jsonl"))

@@ -1,0 +1,95 @@
+"""Two ranks train the model that one rank trains."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_fakes
+from train_fakes import events, run_it, tiny_run
+
+from triptych.data.pack import Layout, Packed
+from triptych.train import checkpoint as ckpt
+from triptych.train.ranks import Ranks, join
+
+
+def test_without_torchrun_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    ranks = join()
+    assert (ranks, ranks.is_first) == (Ranks(0, 1), True)
+    assert ranks.sum([1.5, 2]) == [1.5, 2]
+    ranks.sum_gradients([torch.zeros(2, requires_grad=True)])
+    ranks.barrier()
+    assert not Ranks(1, 2).is_first
+
+
+@pytest.fixture(scope="module")
+def two(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """What two processes made, and what each of them says."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, train_fakes.__file__, str(world), str(folder)],
+            env={**os.environ, **shared, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+    return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(("name", "layout"), [("whole", None), ("packed", Packed(row_length=40))])
+def test_two_ranks_are_one(
+    name: str, layout: Layout | None, two: tuple[Path, list[dict[str, Any]]], world: Path, tmp_path: Path
+) -> None:
+    folder, said = two
+    alone = run_it(tiny_run(world, layout=layout), tmp_path)
+    one, both = events(tmp_path, "step"), events(folder / name, "step")
+    assert [event["step"] for event in both] == [1, 2, 3, 4, 5, 6]
+    for expected, found in zip(one, both):
+        assert found["loss"] == pytest.approx(expected["loss"], abs=2e-5)  # they are written to five places
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+        assert found["nll"] == pytest.approx(expected["nll"], abs=2e-5)
+        assert found["tokens"] == expected["tokens"]
+    saved = ckpt.load(ckpt.list_checkpoints(folder / name / "checkpoints")[-1])
+    for key, value in alone.model.state_dict().items():
+        torch.testing.assert_close(saved.model[key], value, atol=1e-5, rtol=1e-4, msg=key)
+    # Every rank holds the same bits.
+    assert [each["size"] for each in said] == [2, 2]
+    assert said[0]["sums"] == said[1]["sums"]
+
+
+def test_only_the_first_rank_keeps_records(two: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = two
+    for kind, count in (("run", 1), ("validation", 2), ("saved", 1), ("end", 1)):
+        assert len(events(folder / "whole", kind)) == count, kind
+
+
+def test_a_signal_on_one_rank_stops_both_at_the_same_step(
+    two: tuple[Path, list[dict[str, Any]]], world: Path, tmp_path: Path
+) -> None:
+    folder, said = two
+    assert [each["stopped"] for each in said] == [[signal.SIGTERM, 3]] * 2
+    assert [path.name for path in ckpt.list_checkpoints(folder / "stopped" / "checkpoints")] == ["step-00000003"]
+    # One rank goes on where two have stopped.
+    run_it(tiny_run(world), folder / "stopped")
+    losses = [[event["loss"] for event in events(folder / name, "step")] for name in ("stopped", "whole")]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
