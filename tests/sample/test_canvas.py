@@ -74,11 +74,11 @@ def test_open_ends_are_laid_out_as_training_fills_them(task, tmp_path):
     assert layout.may_end.tolist() == is_end.tolist()
 
 
-def test_an_open_end_behind_nothing_begins_at_once():
+def test_an_open_end_behind_nothing_begins_after_one_token():
     layout = lay_out(Canvas(open_ended(Modality.TEXT, 5)), VOCABULARY)
     mask = VOCABULARY.mask(Modality.TEXT)
     assert layout.tokens.tolist() == [VOCABULARY.task(Task.TEXT), VOCABULARY.bos(Modality.TEXT), *[mask] * 5]
-    assert layout.may_end.tolist() == [False, False, *[True] * 5]
+    assert layout.may_end.tolist() == [False, False, False, *[True] * 4]  # something must be said before an end
 
 
 # -- what is asked, said and hidden -----------------------------------------------------------------------------------

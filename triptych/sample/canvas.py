@@ -137,7 +137,8 @@ def lay_out(canvas: Canvas, vocabulary: Vocabulary) -> Layout:
         starts.append(len(tokens))
         tokens += [*ids.tolist(), *end]
         modality += [span.modality] * (1 + slot + len(end))
-        is_open += [False] * (1 + len(span.ids)) + [True] * len(fill) + [False] * len(end)
+        still = span.shortest - len(span.ids) if len(fill) else 0  # what must come before an end may
+        is_open += [False] * (1 + len(span.ids) + still) + [True] * (len(fill) - still) + [False] * len(end)
         is_unsaid += [span.unsaid] * (1 + slot + len(end))
     token_array, modality_array = np.array(tokens, np.int64), np.array(modality, np.uint8)
     masks = np.array([vocabulary.mask(m) for m in Modality], np.int64)

@@ -7,7 +7,7 @@ that a thread would get fewer than four of them, below which products take anoth
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from triptych.vocab import Modality, Vocabulary
 
 # B requests, T positions, n rows of one modality, V columns of its softmax
 
+_FIRST_TOKEN = 2**31  # number of the look that begins a text: apart from those of samplers
 MOST_TOKENS = 16_384  # positions of one forward pass
 
 
@@ -209,9 +210,10 @@ def _filled_up(rows: Tensor, least: int) -> Tensor:
 def _choose_lengths(
     network: Network, canvases: Sequence[Canvas], settings: Settings, seeds: Sequence[int], device: torch.device | str
 ) -> list[Canvas]:
-    """Close every open end, the media before the text: one look each."""
+    """Close every open end, the media before the text: one look each, and one for how a text begins."""
     sized = list(canvases)
     for pick in (0, 1):  # a pair has its media first; a text alone is done in the first round
+        sized = _begin_texts(network, sized, settings, seeds, device)
         waiting = [i for i, canvas in enumerate(sized) if any(span.open_slot for span in canvas.spans)]
         if not waiting:
             break
@@ -226,6 +228,33 @@ def _choose_lengths(
                 length = _pick(law, settings.length, u)
                 sized[waiting[i]] = canvas.with_span(span.closed(length))
     return sized
+
+
+def _begin_texts(
+    network: Network, canvases: list[Canvas], settings: Settings, seeds: Sequence[int], device: torch.device | str
+) -> list[Canvas]:
+    """Draw the first token of every open text that has none.
+
+    How long a text is depends on how it begins: a law of lengths over captions and questions together would fit neither.
+    First token, length, rest is the chain rule in another order.
+    """
+    begun = list(canvases)
+    waiting = [
+        i
+        for i, canvas in enumerate(canvases)
+        if canvas.text.open_slot is not None and not len(canvas.text.ids) and _open_span(canvas) is canvas.text
+    ]
+    asked = [canvases[i] for i in waiting]
+    for members, layouts in _groups(asked, network.vocabulary, copies=1):
+        group = _group(layouts, [seeds[waiting[i]] for i in members], network.vocabulary, device)
+        where = torch.zeros_like(group.masked)
+        where[range(len(layouts)), [layout.starts[-1] for layout in layouts]] = True
+        found = _Proposer(network, layouts, group, replace(settings, guidance=1.0))(group.tokens, where, _FIRST_TOKEN)
+        for row, i in enumerate(members):
+            first = found.ids[row, layouts[row].starts[-1]].cpu().numpy()[None]
+            span = replace(asked[i].text, ids=network.vocabulary.to_local(Modality.TEXT, first))
+            begun[waiting[i]] = asked[i].with_span(span)
+    return begun
 
 
 def _open_span(canvas: Canvas) -> Span:
