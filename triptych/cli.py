@@ -34,9 +34,9 @@ Triptych: one masked-diffusion model for text, images and audio.
 {_summaries(list(VERBS))}
 
 start with:
-  triptych demo                                  one sentence as text, picture and speech
-  triptych tokenize photos/ --out data/photos    pictures with captions (cat.png + cat.txt)
-  triptych data show data/photos                 see what came out
+  triptych demo                                  draws, captions, answers, speaks, listens, fills in
+  triptych generate image "two cats"             one picture
+  triptych tokenize photos/ --out data/photos    your own pictures with captions (cat.png + cat.txt)
 
 `triptych VERB --help` explains a verb, with examples. `triptych --version` prints the version."""
 

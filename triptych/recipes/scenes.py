@@ -28,10 +28,10 @@ def scenes() -> RunConfig:
         ),
         # Conditional directions are what users ask for, and a shared time hardly ever shows them (SPEC 9).
         corrupt=CorruptConfig(p_one_sided=0.8, p_prompt_masked=0.1),
-        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98, weight_decay=0.05, clip=1.0, warmup_steps=500),
+        optimizer=OptimizerConfig(lr=2.5e-3, beta2=0.98, weight_decay=0.05, clip=1.0, warmup_steps=500),
         # The ELBO with bounded weights (docs/decisions/0010): a caption has so few tokens that 1 / t is mostly noise.
         norm="masked",
-        num_steps=12_000,
+        num_steps=16_000,
         ema_decay=0.999,
         data=tuple(f"data/scenes/train/{task}" for task in TASKS),
         validation_data=tuple(f"data/scenes/validation/{task}" for task in TASKS),

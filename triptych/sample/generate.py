@@ -235,8 +235,8 @@ def _begin_texts(
 ) -> list[Canvas]:
     """Draw the first token of every open text that has none.
 
-    How long a text is depends on how it begins: a law of lengths over captions and questions together would fit neither.
-    First token, length, rest is the chain rule in another order.
+    How long a text is depends on how it begins: a law of lengths over captions and questions together would fit
+    neither. First token, length, rest is the chain rule in another order.
     """
     begun = list(canvases)
     waiting = [

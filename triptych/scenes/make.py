@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from triptych.data.shards import Manifest
 from triptych.data.tokenize import TokenizeSettings, tokenize
 from triptych.scenes.write import write_scenes
 from triptych.vocab import Task
 
-SHIPPED = {Task.TEXT: 50_000, Task.IMAGE_TEXT: 100_000, Task.AUDIO_TEXT: 30_000}
+SHIPPED = {Task.TEXT: 50_000, Task.IMAGE_TEXT: 60_000, Task.AUDIO_TEXT: 24_000}
 """Training samples of each task for the recipe `scenes`."""
 
 
@@ -31,7 +32,10 @@ def make_scenes(
     for split, counts in {"train": samples, "validation": dict.fromkeys(samples, validation)}.items():
         for task, count in counts.items():
             out = folder / split / task.label
-            if not count or (out / "manifest.json").exists():
+            if not count:
+                continue
+            if (out / "manifest.json").exists():
+                report(f"{split}, {task.label}: is there already, {Manifest.load(out).num_samples:,} samples")
                 continue
             raw = folder / "raw"
             done = 0

@@ -324,7 +324,8 @@ def _run_export(args: argparse.Namespace) -> None:
     from triptych.export import pipeline_of_run
 
     if not args.run.is_dir():
-        raise UserError(f"{args.run} is no folder of a run.{did_you_mean(args.run.name, _runs())}")
+        known = did_you_mean(args.run.name, _runs()) if _runs() else " `triptych train RECIPE --out RUN` makes one."
+        raise UserError(f"{args.run} is no folder of a run.{known}")
     pipe = pipeline_of_run(args.run)
     pipe.half = args.half
     pipe.save_pretrained(args.out)

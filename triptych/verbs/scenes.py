@@ -91,8 +91,8 @@ examples:
 A run that was stopped goes on when the same command is run again."""
     parser.add_argument("folder", metavar="FOLDER", help="where to write; is made if need be")
     parser.add_argument("--text", type=int, default=50_000, metavar="N", help="training texts (default: %(default)s)")
-    parser.add_argument("--pictures", type=int, default=100_000, metavar="N", help="default: %(default)s")
-    parser.add_argument("--speech", type=int, default=30_000, metavar="N", help="default: %(default)s")
+    parser.add_argument("--pictures", type=int, default=60_000, metavar="N", help="default: %(default)s")
+    parser.add_argument("--speech", type=int, default=24_000, metavar="N", help="default: %(default)s")
     parser.add_argument("--validation", type=int, default=1000, metavar="N", help="of each (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=min(8, cpus()), metavar="N", help="default: %(default)s")
 
