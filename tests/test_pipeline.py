@@ -423,3 +423,13 @@ def test_a_name_of_nothing(monkeypatch):
     monkeypatch.setattr(ModelHubMixin, "from_pretrained", classmethod(offline))
     found = message_of(lambda: Pipeline.from_pretrained("some/model"))
     assert found == "'some/model' is no folder, and the hub gave no such model (ConnectionError: no network)."
+
+
+def test_an_embedded_model_names_its_tokenizers_and_holds_no_copy(pipe, tmp_path):
+    pipe.embedded_tokenizers = "scenes"
+    try:
+        pipe.save_pretrained(tmp_path / "model")
+    finally:
+        pipe.embedded_tokenizers = None
+    assert not (tmp_path / "model/tokenizers").exists()
+    assert Pipeline.from_pretrained(tmp_path / "model").complete("a cat", seed=3) == pipe.complete("a cat", seed=3)

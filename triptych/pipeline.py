@@ -79,6 +79,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         self.presets = _preset(presets)
         self.half = False
         """Whether to save weights in float16, at half the size; they are float32 again when loaded."""
+        self.embedded_tokenizers: str | None = None
+        """Name of embedded tokenizers to refer to when saving, instead of writing copies: for embedded models."""
 
     @property
     def device(self) -> torch.device:
@@ -401,8 +403,11 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
             "vocabulary": self.vocabulary.fingerprint,
             "tokenizers": self.bundle.fingerprints,
         }
+        if self.embedded_tokenizers is not None:
+            config["embedded_tokenizers"] = self.embedded_tokenizers
+        else:
+            self.bundle.save(save_directory / _TOKENIZERS)
         (save_directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        self.bundle.save(save_directory / _TOKENIZERS)
         if self.card is not None:
             (save_directory / _CARD).write_text(self.card)
 

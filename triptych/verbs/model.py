@@ -318,16 +318,22 @@ examples:
     parser.add_argument("run", metavar="RUN", type=Path)
     parser.add_argument("--out", required=True, type=Path, help="folder of the model")
     parser.add_argument("--half", action="store_true", help="weights in float16: half the size")
+    parser.add_argument("--embed", action="store_true", help="name the embedded tokenizers instead of copying them")
 
 
 def _run_export(args: argparse.Namespace) -> None:
     from triptych.export import pipeline_of_run
+    from triptych.tokenizers.bundle import EMBEDDED
 
     if not args.run.is_dir():
         known = did_you_mean(args.run.name, _runs()) if _runs() else " `triptych train RECIPE --out RUN` makes one."
         raise UserError(f"{args.run} is no folder of a run.{known}")
     pipe = pipeline_of_run(args.run)
     pipe.half = args.half
+    if args.embed:
+        if pipe.bundle.folder != EMBEDDED["scenes"]:
+            raise UserError("--embed is for models of the embedded tokenizers; this run has others.")
+        pipe.embedded_tokenizers = "scenes"
     pipe.save_pretrained(args.out)
     print(args.out)
 
