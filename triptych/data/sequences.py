@@ -43,16 +43,18 @@ class OpenEnds:
     """Positions from the first token of a text to the end of its fill."""
     audio: int = 0
     """The same for a sound. Pictures have one size and need none."""
+    audio_share: float = 1.0
+    """What the probability is multiplied by for sounds, whose fill is long."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1 or min(self.text, self.audio) < 0:
+        if not (0 <= self.probability <= 1 and 0 <= self.audio_share <= 1) or min(self.text, self.audio) < 0:
             raise UserError(
                 f"open ends need a probability between 0 and 1 and lengths that are not negative, got {self}."
             )
 
-    def fill(self, lengths: np.ndarray, room: int, *key: int | np.ndarray) -> np.ndarray:
+    def fill(self, lengths: np.ndarray, room: int, probability: float, *key: int | np.ndarray) -> np.ndarray:
         """How many EOS stand behind each: as many as fill the room if the end is open, otherwise one."""
-        is_open = random_bits(*key) < self.probability * 2.0**64
+        is_open = random_bits(*key) < probability * 2.0**64
         return np.where(is_open & (lengths + 2 <= room), room - lengths, 1)
 
 
@@ -200,9 +202,8 @@ class Documents:
             if self.seed is not None and self.open_ends.probability:
                 offsets = open_shard(self.dataset, shard).offsets
                 texts = offsets[document + 1] - offsets[document]
-                fill = self.open_ends.fill(
-                    texts, min(self.open_ends.text, self._body - 1), self.seed, _OPEN_TEXT, epochs[mine], indices[mine]
-                )
+                ends, key = self.open_ends, (self.seed, _OPEN_TEXT, epochs[mine], indices[mine])
+                fill = ends.fill(texts, min(ends.text, self._body - 1), ends.probability, *key)
                 lengths[mine] += np.where(end - begin == texts + 2, fill - 1, 0)
         return lengths
 
@@ -284,8 +285,9 @@ class Pairs:
         ends, key = self.open_ends, (epochs, indices)
         media_fill = ones
         if self.task == Task.AUDIO_TEXT:
-            media_fill = ends.fill(media, ends.audio, self.seed, _OPEN_MEDIA, *key)
-        text_fill = ends.fill(text, ends.text, self.seed, _OPEN_TEXT, *key)
+            chance = ends.probability * ends.audio_share
+            media_fill = ends.fill(media, ends.audio, chance, self.seed, _OPEN_MEDIA, *key)
+        text_fill = ends.fill(text, ends.text, ends.probability, self.seed, _OPEN_TEXT, *key)
         fits = media + media_fill + text + text_fill + PAIR_SPECIALS - 2 <= self._seq_len
         return np.where(fits, media_fill, 1), np.where(fits, text_fill, 1)
 

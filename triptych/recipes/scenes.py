@@ -24,7 +24,7 @@ def scenes() -> RunConfig:
             task_weights={"text": 0.1, "image-text": 0.45, "audio-text": 0.45},
             document_attention=True,
             mask_text_eos="none",
-            open_ends=OpenEnds(probability=0.1, text=32, audio=176),
+            open_ends=OpenEnds(probability=0.3, text=24, audio=176, audio_share=0.3),
         ),
         # Conditional directions are what users ask for, and a shared time hardly ever shows them (SPEC 9).
         corrupt=CorruptConfig(p_one_sided=0.8, p_prompt_masked=0.1),
