@@ -394,6 +394,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         if self.half:
             weights = {name: tensor.half() for name, tensor in weights.items()}
         save_file(weights, save_directory / _WEIGHTS)
+        (save_directory / _WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
         config = {
             "format": "triptych-model",
             "version": 1,

@@ -33,6 +33,7 @@ from triptych.data.pack import Grouped, Layout, Packed
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.errors import CheckpointError, DataError, UserError
 from triptych.model.count import flops
+from triptych.recipes import recipe
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
 from triptych.train import loop
@@ -385,7 +386,7 @@ def test_the_verb_trains_says_so_and_says_when_it_is_done(
     assert (again.out, again.err) == ("", f"{tmp_path / 'run'} has had its 2 steps\n")
     assert content(tmp_path / "run") == before
     assert main([*command, "optimizer.lr=0.5"]) == 4
-    assert "optimizer.lr was 0.003, is 0.5" in capsys.readouterr().err
+    assert f"optimizer.lr was {recipe('nano').optimizer.lr}, is 0.5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
