@@ -185,11 +185,13 @@ def test_directions_and_settings_can_be_chosen(world, monkeypatch):
 
 
 def test_pictures_are_compared_with_true_ones_if_there_are_enough(world, monkeypatch):
-    monkeypatch.setattr(exam, "inception_features", lambda pictures: np.zeros((len(pictures), 3)))
-    monkeypatch.setattr(exam, "kernel_distance", lambda a, b: (0.002, 0.0005))
-    found = examine(Perfect(*world), 50, 1, directions=["text-to-image"], report=lambda line: None)
-    assert found.extras["kid"] == {"value": 0.002, "std": 0.0005, "n": 50, "recoded": 0.002}
-    assert "| KID x 1000 against true pictures | 2.00 | ± 0.50 | 50 |" in found.table
+    monkeypatch.setattr(exam, "inception_features", lambda pictures: np.ones((len(pictures), 3)))
+    fewest = exam._LEAST_FOR_KID
+    found = examine(Perfect(*world), fewest, 1, directions=["text-to-image"], report=lambda line: None)
+    assert found.extras["kid"] == {"value": 0.0, "std": 0.0, "n": fewest, "recoded": 0.0}
+    assert f"| KID x 1000 against true pictures | 0.00 | ± 0.00 | {fewest} |" in found.table
+    fewer = examine(Perfect(*world), fewest - 1, 1, directions=["text-to-image"], report=lambda line: None)
+    assert "kid" not in fewer.extras
 
 
 def test_scenes_are_of_the_split_that_is_asked_for():

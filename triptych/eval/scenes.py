@@ -28,6 +28,7 @@ from triptych.scenes.samples import SPLITS, scene_sample
 from triptych.tokenizers.base import Sound
 from triptych.vocab import Task
 
+_LEAST_FOR_KID = 100  # pictures: what one of its subsets takes
 _BATCH = 50  # requests between two lines of progress
 Report = Callable[[str], None]
 
@@ -156,12 +157,15 @@ def _text_to_image(
     for category, answers in right.items():
         if answers:
             found.scores[f"text to image, {category}"] = ratio_score(answers)
-    if n >= 50:
-        mean, std = kernel_distance(inception_features(drawn), inception_features(true))
+    if n >= _LEAST_FOR_KID:
+        features = inception_features(true)
+        mean, std = kernel_distance(inception_features(drawn), features)
         recoded = pipe.bundle.image.decode(pipe.bundle.image.encode(true))
-        floor, _ = kernel_distance(inception_features(recoded), inception_features(true))
+        floor, _ = kernel_distance(inception_features(recoded), features)
         found.extras["kid"] = {"value": mean, "std": std, "n": n, "recoded": floor}
         report(f"  KID x 1000: {1000 * mean:.2f} ± {1000 * std:.2f}; of re-coded true pictures {1000 * floor:.2f}")
+    else:
+        report(f"  KID left out: it needs {_LEAST_FOR_KID} pictures")
     report(f"text to image: {found.scores['text to image']}")
 
 
