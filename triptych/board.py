@@ -7,8 +7,10 @@ import numpy as np
 import torch
 
 from triptych.errors import require
-from triptych.pipeline import Limits, Pipeline
+from triptych.export import limits_of
+from triptych.pipeline import Pipeline
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.config import to_json
 from triptych.train.loop import Run
 
 PROMPTS = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
@@ -44,10 +46,7 @@ class Board:
         """Draw and speak a few prompts. A model of other tokenizers than the embedded ones has no such prompts."""
         if run.config.tokenizers != "scenes":
             return
-        ends = run.config.loader.open_ends
-        half = run.config.loader.seq_len // 2
-        limits = Limits(seq_len=run.config.loader.seq_len, text_slot=ends.text or half, audio_slot=ends.audio or half)
-        pipe = Pipeline(run.best, self.bundle, limits)
+        pipe = Pipeline(run.best, self.bundle, limits_of(to_json(run.config)))
         for prompt, picture in zip(PROMPTS, pipe.text_to_image(list(PROMPTS), steps=16)):
             self._writer.add_image(prompt, np.asarray(picture), run.step, dataformats="HWC")
         sound = pipe.speak(PROMPTS[2])

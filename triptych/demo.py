@@ -1,6 +1,7 @@
 """`triptych demo`: the embedded model in every direction, and a small one as it learns, on one page."""
 
 import html
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from triptych.scenes.judge import describes, read, relation_holds, shows
 from triptych.scenes.make import make_scenes
 from triptych.scenes.picture import Placed, draw, place
 from triptych.scenes.samples import scene_sample
+from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.log import read_records
 from triptych.train.loop import start, train
 from triptych.vocab import Modality, Task
@@ -248,11 +250,9 @@ def _learning(out: Path, steps: int, console: Console) -> str:
         save_every=steps,
         log_every=min(config.log_every, max(1, steps // 2)),
     )
-    from triptych.tokenizers.bundle import TokenizerBundle
-
     bundle = TokenizerBundle.load("scenes")
     folder = out / "nano"
-    _forget(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # a demo begins anew each time
     with console.status("") as status:
         run = start(config, folder, bundle, torch.device("cpu"))
         train(run, [lambda event: _show_progress(event, status)], bundle)
@@ -272,13 +272,6 @@ def _learning(out: Path, steps: int, console: Console) -> str:
         ),
         report.curves(lines, "step", "nats per masked token"),
     )
-
-
-def _forget(folder: Path) -> None:
-    """A demo begins anew each time."""
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _show_progress(event: dict[str, Any], status: Any) -> None:

@@ -37,21 +37,28 @@ def pipeline_of_run(folder: Path) -> Pipeline:
         )
     model = Transformer(ModelConfig(**config["model"]), bundle.vocabulary)
     model.load_state_dict(found.ema if found.ema is not None else found.model)
-    ends = config["loader"]["open_ends"]
-    limits = Limits(
-        seq_len=config["loader"]["seq_len"],
-        text_slot=ends["text"] or config["loader"]["seq_len"] // 2,
-        audio_slot=ends["audio"] or config["loader"]["seq_len"] // 2,
+    presets = "scenes" if config["tokenizers"] == "scenes" else "paper"
+    return Pipeline(model, bundle, limits_of(config), presets=presets, card=write_card(folder, found.step, model))
+
+
+def limits_of(config: dict[str, Any]) -> Limits:
+    """What a run of this configuration (as JSON) learns to handle."""
+    seq_len, ends = config["loader"]["seq_len"], config["loader"]["open_ends"]
+    return Limits(
+        seq_len=seq_len,
+        text_slot=ends["text"] or seq_len // 2,
+        audio_slot=ends["audio"] or seq_len // 2,
         words=grammar.words() if config["tokenizers"] == "scenes" else (),
     )
-    presets = "scenes" if config["tokenizers"] == "scenes" else "paper"
-    return Pipeline(model, bundle, limits, presets=presets, card=write_card(folder, found.step, model))
 
 
-def write_card(folder: Path, step: int, model: Transformer, results: str | None = None) -> str:
+def write_card(folder: Path, step: int, model: Transformer) -> str:
     """The model card, in the hub's form, from what the run recorded of itself."""
     records = read_records(folder / "records.jsonl")
-    start = next((event for event in records if event["kind"] == "run"), {})
+    starts = [event for event in records if event["kind"] == "run" and event["step"] <= step]
+    start = starts[-1] if starts else {}
+    stages = ", ".join(map(str, _stages(starts)[1:]))
+    changes = f", with other settings or data from step {stages} on" if stages else ""
     losses = [event for event in records if event["kind"] == "validation" and event["step"] <= step]
     tokens = sum(event["tokens"] for event in records if event["kind"] == "step" and event["step"] <= step)
     environment: dict[str, Any] = start.get("environment", {})
@@ -89,8 +96,6 @@ def write_card(folder: Path, step: int, model: Transformer, results: str | None 
             shown = name.replace("|", " given ")
             lines.append(f"| {shown} | {value['nats_per_token']:.3f} ± {value['margin']:.3f} | {value['tokens']:,} |")
         lines.append("")
-    if results:
-        lines += [results, ""]
     lines += [
         "## Use",
         "",
@@ -101,10 +106,21 @@ def write_card(folder: Path, step: int, model: Transformer, results: str | None 
         'pipe.text_to_image("two cats left of a red heart").save("cats.png")',
         "```",
         "",
-        f"Trained with `triptych train {start.get('recipe', 'RECIPE')}`.",
+        f"Trained with `triptych train {start.get('recipe', 'RECIPE')}`"
+        + (
+            "."
+            if len(stages) < 2
+            else f", its configuration changed on the way, at steps {', '.join(map(str, stages[1:]))}."
+        ),
         "",
     ]
     return "\n".join(lines)
+
+
+def _stages(starts: list[dict[str, Any]]) -> list[int]:
+    """The steps at which a configuration began that was not the one before."""
+    changed = [i for i, event in enumerate(starts) if not i or event["config"] != starts[i - 1]["config"]]
+    return [starts[i]["step"] for i in changed]
 
 
 def _versions(environment: dict[str, Any]) -> str:

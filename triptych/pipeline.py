@@ -9,29 +9,29 @@ same result as when it is asked alone with that seed.
 """
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
 from huggingface_hub import ModelHubMixin
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
-from triptych.model.transformer import ModelConfig, Transformer
+from triptych.model.transformer import Transformer
 from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_ended, unsaid
 from triptych.sample.generate import Settings, generate
 from triptych.sample.group import Callback
 from triptych.sample.presets import PRESETS
+from triptych.saved import Limits, SavedModel, read_config, read_model, write_model
 from triptych.tokenizers.base import Sound
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.vocab import Modality, Task, Vocabulary
+from triptych.tokenizers.pixels import WHITE
+from triptych.vocab import Modality, Vocabulary
 
 EMBEDDED = {"scenes": Path(__file__).parent / "assets" / "models" / "scenes"}
 """Models that come with the package, by name."""
@@ -40,22 +40,8 @@ GAP = "___"
 """In a text: one token to be filled in."""
 
 _UNSAID_TOKENS = 8  # length of a text that is not given: that of a usual caption
-_WEIGHTS, _CONFIG, _CARD, _TOKENIZERS = "model.safetensors", "config.json", "README.md", "tokenizers"
-Item = TypeVar("Item")
 Box = tuple[int, int, int, int]
 """left, top, right, bottom in pixels; right and bottom are outside, as in PIL."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a model was trained to handle."""
-
-    seq_len: int
-    text_slot: int
-    """Longest text whose length the model can choose, with its end."""
-    audio_slot: int
-    words: tuple[str, ...] = ()
-    """All the words it knows, in small letters, if it is a model of a small world; none if it takes any text."""
 
 
 class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion", "any-to-any"]):
@@ -158,20 +144,16 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         Whole codes are painted: all that the rectangle touches. With `keep`, pixels of other codes stay as they were.
         """
         original = _flat(image)
-        cells = self._cells(box, original.size, side=int(self._image_tokens**0.5))
-        ids = np.where(cells.reshape(-1), MASKED, self._image(original).ids)
-        said = self._text(text) if text is not None else unsaid(Modality.TEXT, _UNSAID_TOKENS)
-        canvas = Canvas(said, Span(Modality.IMAGE, ids), hide=text is not None)
-        if text is None:
-            settings = {"guidance": 1.0, **settings}
-        filled = self._run([canvas], Modality.IMAGE, settings)[0]
-        assert filled.media is not None
-        painted = self._picture(filled)
-        painted = painted if painted.size == original.size else painted.resize(original.size)
+        _check_box(box, original.size)
+        square, left, top = _on_square(original)  # as the tokenizer would, so that pixels and codes correspond
+        moved = (box[0] + left, box[1] + top, box[2] + left, box[3] + top)
+        cells = _cells(moved, square.width, side=int(self._image_tokens**0.5))
+        ids = np.where(cells.reshape(-1), MASKED, self._image(square).ids)
+        painted = self._picture(self._refill(Span(Modality.IMAGE, ids), text, settings)).resize(square.size)
         if keep:
-            mask = Image.fromarray((cells * 255).astype(np.uint8)).resize(original.size, Image.Resampling.NEAREST)
-            painted = Image.composite(painted, original, mask)
-        return painted
+            mask = Image.fromarray((cells * 255).astype(np.uint8)).resize(square.size, Image.Resampling.NEAREST)
+            painted = Image.composite(painted, square, mask)
+        return painted.crop((left, top, left + original.width, top + original.height))
 
     def infill_text(
         self, text: str, image: Image.Image | None = None, sound: Sound | None = None, **settings: Any
@@ -196,11 +178,14 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         first, last = int(interval[0] * rate), math.ceil(min(interval[1], sound.seconds) * rate)
         ids = span.ids.copy()
         ids[first * self._codebooks : min(last, frames) * self._codebooks] = MASKED
-        said = self._text(text) if text is not None else unsaid(Modality.TEXT, _UNSAID_TOKENS)
-        canvas = Canvas(said, Span(Modality.AUDIO, ids), hide=text is not None)
-        if text is None:
-            settings = {"guidance": 1.0, **settings}
-        return self._sound(self._run([canvas], Modality.AUDIO, settings)[0])
+        return self._sound(self._refill(Span(Modality.AUDIO, ids), text, settings))
+
+    def _refill(self, span: Span, text: str | None, settings: Mapping[str, Any]) -> Canvas:
+        """Fill what is masked in media, with a text to follow or with none said."""
+        if text is not None:
+            return self._run([Canvas(self._text(text), span, hide=True)], span.modality, settings)[0]
+        silent = Canvas(unsaid(Modality.TEXT, _UNSAID_TOKENS), span)
+        return self._run([silent], span.modality, {"guidance": 1.0, **settings})[0]
 
     # -- chains -------------------------------------------------------------------------------------------------------
 
@@ -330,11 +315,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
                 raise UserError(f"this model does not know the word {word!r}.{hint} It knows {len(words)} words.")
 
     def _image(self, image: Image.Image) -> Span:
-        tokenizer = self.bundle.image
-        scaled = _flat(image)
-        if scaled.size != (tokenizer.resolution,) * 2:
-            scaled = scaled.resize((tokenizer.resolution,) * 2)
-        return known(Modality.IMAGE, tokenizer.encode([scaled])[0])
+        return known(Modality.IMAGE, self.bundle.image.encode([_flat(image)])[0])
 
     def _audio(self, sound: Sound) -> Span:
         if not isinstance(sound, Sound):
@@ -363,18 +344,6 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
             )
         return masked(Modality.AUDIO, frames * self._codebooks)
 
-    def _cells(self, box: Box, size: tuple[int, int], side: int) -> np.ndarray:
-        """[side, side] bool: the codes that a pixel rectangle touches."""
-        is_box = len(box) == 4 and all(isinstance(side, int | np.integer) for side in box)
-        if not (is_box and 0 <= box[0] < box[2] <= size[0] and 0 <= box[1] < box[3] <= size[1]):
-            raise UserError(f"the box must be left, top, right, bottom within {size[0]} x {size[1]} pixels, got {box}.")
-        left, top, right, bottom = box
-        cells = np.zeros((side, side), bool)
-        columns = slice(left * side // size[0], -(-right * side // size[0]))
-        rows = slice(top * side // size[1], -(-bottom * side // size[1]))
-        cells[rows, columns] = True
-        return cells
-
     def _said(self, canvas: Canvas) -> str:
         return self.bundle.text.decode([canvas.text.ids])[0].strip()
 
@@ -390,27 +359,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Called by `save_pretrained` and `push_to_hub`: weights, configuration, tokenizers, card."""
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-        if self.half:
-            weights = {name: tensor.half() for name, tensor in weights.items()}
-        save_file(weights, save_directory / _WEIGHTS)
-        (save_directory / _WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
-        config = {
-            "format": "triptych-model",
-            "version": 1,
-            "model": asdict(self.model.config),
-            "limits": asdict(self.limits),
-            "presets": self.presets_name,
-            "vocabulary": self.vocabulary.fingerprint,
-            "tokenizers": self.bundle.fingerprints,
-        }
-        if self.embedded_tokenizers is not None:
-            config["embedded_tokenizers"] = self.embedded_tokenizers
-        else:
-            self.bundle.save(save_directory / _TOKENIZERS)
-        (save_directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        if self.card is not None:
-            (save_directory / _CARD).write_text(self.card)
+        saved = SavedModel(self.model, self.bundle, self.limits, self.presets_name, self.card)
+        write_model(save_directory, saved, half=self.half, embedded_tokenizers=self.embedded_tokenizers)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **options: Any) -> "Pipeline":  # type: ignore[override]
@@ -424,7 +374,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
                 f"{did_you_mean(str(source), list(EMBEDDED))}"
             )
         if folder.is_dir():
-            _read_config(folder)  # else the mixin reads it, and less kindly
+            read_config(folder)  # else the mixin reads it, and less kindly
             return super().from_pretrained(str(folder), **options)
         try:
             return super().from_pretrained(str(source), **options)
@@ -457,63 +407,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
             folder = Path(
                 snapshot_download(model_id, revision=revision, local_files_only=local_files_only, **options)  # type: ignore[arg-type]
             )
-        config = _read_config(folder)
-        bundle = TokenizerBundle.load(_tokenizers_of(folder, config))
-        if config["vocabulary"] != bundle.vocabulary.fingerprint or config["tokenizers"] != bundle.fingerprints:
-            raise CheckpointError(
-                f"{folder} was trained with other tokenizers than those beside it: their fingerprints differ."
-            )
-        card = folder / _CARD
-        model = load_weights(folder / _WEIGHTS, ModelConfig(**config["model"]), bundle.vocabulary)
-        limits = Limits(**config["limits"])
-        return cls(
-            model.to(device),
-            bundle,
-            replace(limits, words=tuple(limits.words)),
-            presets=config["presets"],
-            card=card.read_text() if card.exists() else None,
-        )
-
-
-def load_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Transformer:
-    """A model from its weights, in float32 whatever they were saved in."""
-    try:
-        weights = load_file(path)
-    except Exception as error:  # safetensors raises its own kind, OSError and others
-        raise CheckpointError(f"{path} cannot be read as safetensors ({error}).") from error
-    with torch.device("meta"):
-        model = Transformer(config, vocabulary)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted({*expected, *weights}):
-        found = tuple(weights[name].shape) if name in weights else None
-        if found != expected.get(name):
-            raise CheckpointError(
-                f"{path} does not fit its configuration: {name} is {found}, expected {expected.get(name)}. "
-                "Is it of another vocabulary or shape?"
-            )
-    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
-    return model
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / _CONFIG
-    try:
-        config = json.loads(path.read_text())
-        if config["format"] != "triptych-model" or config["version"] != 1:
-            raise KeyError("format")
-        ModelConfig(**config["model"]), Limits(**config["limits"])
-        _ = config["presets"], config["vocabulary"], config["tokenizers"]
-        return config
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder} is not a saved Triptych model: {path.name} ({error!r}).") from error
-
-
-def _tokenizers_of(folder: Path, config: dict[str, Any]) -> Path | str:
-    if (folder / _TOKENIZERS).is_dir():
-        return folder / _TOKENIZERS
-    if "embedded_tokenizers" not in config:
-        raise CheckpointError(f"{folder} is not a whole model: the folder {_TOKENIZERS} is missing.")
-    return config["embedded_tokenizers"]
+        saved = read_model(folder)
+        return cls(saved.model.to(device), saved.bundle, saved.limits, presets=saved.presets, card=saved.card)
 
 
 def _preset(name: str) -> Mapping[Modality, Settings]:
@@ -551,10 +446,30 @@ def _flat(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def _on_square(image: Image.Image) -> tuple[Image.Image, int, int]:
+    """Centred on a white square, and how far it was moved."""
+    longest = max(image.size)
+    left, top = ((longest - side) // 2 for side in image.size)
+    square = Image.new("RGB", (longest, longest), WHITE)
+    square.paste(image, (left, top))
+    return square, left, top
+
+
+def _check_box(box: Box, size: tuple[int, int]) -> None:
+    is_box = len(box) == 4 and all(isinstance(side, int | np.integer) for side in box)
+    if not (is_box and 0 <= box[0] < box[2] <= size[0] and 0 <= box[1] < box[3] <= size[1]):
+        raise UserError(f"the box must be left, top, right, bottom within {size[0]} x {size[1]} pixels, got {box}.")
+
+
+def _cells(box: Box, width: int, side: int) -> np.ndarray:
+    """[side, side] bool: the codes that a rectangle of a square picture touches."""
+    left, top, right, bottom = box
+    cells = np.zeros((side, side), bool)
+    cells[top * side // width : -(-bottom * side // width), left * side // width : -(-right * side // width)] = True
+    return cells
+
+
 def _clean(text: str) -> str:
     if not isinstance(text, str):
         raise UserError(f"expected a text, got {type(text).__name__}.")
     return " ".join(text.split())
-
-
-__all__ = ["GAP", "Limits", "Pipeline", "Task"]

@@ -78,13 +78,6 @@ def flops(
     )
 
 
-def busbridge_table_forward(config: ModelConfig, vocabulary: Vocabulary, context: float) -> float:
-    """The full per-layer table of Busbridge et al. H.1, with softmax and embedding look-up, causal, per token."""
-    d = config.width
-    per_layer = 6 * d**2 + 2 * d**2 + 2 * d * context + 2.5 * config.num_heads * context + 6 * d * config.d_ff
-    return config.num_layers * per_layer + 2 * d + 2 * vocabulary.size * d
-
-
 @dataclass(frozen=True)
 class Memory:
     """Bytes of training on one device in one precision, without sharding."""

@@ -4,8 +4,9 @@ Embeddings are untied and lie in three blocks (text with PAD and TASK, image, au
 hyperparameters of its own. The model knows nothing of time: how much is masked, it sees.
 """
 
+import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -179,7 +180,7 @@ class Tagged:
     parameter: nn.Parameter
     role: str
     """As in the paper's table of per-module multipliers: "attn_qkv", "embed_text", ..."""
-    layer: int | None = field(default=None)
+    layer: int | None = None
     """Which block it is in, from 0; None outside of blocks."""
 
     @property
@@ -212,8 +213,6 @@ def initialise(model: Transformer, seed: int) -> None:
 
 
 def _seed_of(seed: int, name: str) -> int:
-    import hashlib
-
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1
 
 

@@ -50,6 +50,8 @@ class Run:
     step: int
     device: torch.device
     ranks: Ranks
+    loader_state: dict[str, Any] | None = None
+    """Of the checkpoint it goes on from: which data that was."""
 
     @property
     def best(self) -> Transformer:
@@ -101,7 +103,7 @@ def _restore(run: Run, path: Path, bundle: TokenizerBundle) -> None:
     if run.ema is not None and found.ema is not None:
         run.ema.load_state_dict(found.ema)
     ckpt.restore_optimizer(run.optimizer, run.model, found.optimizer)
-    run.step = found.step
+    run.step, run.loader_state = found.step, found.state["loader"]
 
 
 def _differences(old: Any, new: Any, prefix: str = "") -> list[str]:
@@ -223,10 +225,8 @@ def _check_data(loader: Loader, run: Run, bundle: TokenizerBundle) -> None:
                     f"{folder} was made with another {name} tokenizer than that of {run.config.tokenizers!r}. "
                     "Tokenize the data with it, or set tokenizers=FOLDER."
                 )
-    newest = ckpt.list_checkpoints(run.folder / "checkpoints")
-    if run.step and newest:
-        state = json.loads((newest[-1] / "state.json").read_text())
-        loader.restore(state["loader"])
+    if run.loader_state is not None:
+        loader.restore({**run.loader_state, "step": run.step})
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ The loss of a step is a plain sum over predicted tokens whose weights already co
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -67,13 +67,10 @@ class StepSums:
 
     loss: float = 0.0
     """The objective, without the z-loss."""
-    nll: np.ndarray = None  # type: ignore[assignment]
+    nll: np.ndarray = field(default_factory=lambda: np.zeros(len(Modality)))
     """[M] summed negative log-likelihood of predicted positions, by modality."""
-    predicted: np.ndarray = None  # type: ignore[assignment]
+    predicted: np.ndarray = field(default_factory=lambda: np.zeros(len(Modality), np.int64))
     """[M] how many there were."""
-
-    def __post_init__(self) -> None:
-        self.nll, self.predicted = np.zeros(len(Modality)), np.zeros(len(Modality), np.int64)
 
     def add(self, loss: Loss, targets: Targets) -> None:
         self.loss += float((targets.loss_weight_n * loss.nll_n).sum())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from triptych.data.loader import Loader, LoaderConfig, Step
+from triptych.data.sequences import NO_OPEN_ENDS
 from triptych.data.shards import TokenDataset
 from triptych.diffusion.likelihood import Given, k_uniform
 from triptych.diffusion.objective import token_weights
@@ -70,8 +71,8 @@ class HeldOut:
                 corrupted = k_uniform(
                     batch, self.vocabulary, seed=self.seed, draw=draw, num_draws=self.draws, given=given
                 )
-                ones = np.ones(len(batch.sample_ids), np.int64)
-                weights = token_weights(batch, _per_sequence(corrupted, ones), "sequence", num_sequences=self.draws)
+                # As nats of whole sequences, over the draws: no other mean is taken.
+                weights = token_weights(batch, corrupted, "tokens", num_sequences=1, num_eligible=self.draws)
                 inputs = model_input(batch, corrupted, weights, 0.0, device)
                 loss = model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
                 rows = inputs.targets.rows_n.cpu().numpy()
@@ -99,18 +100,7 @@ def _name(task: Task, modality: Modality, given: Given) -> str:
 
 
 def _closed(config: LoaderConfig, sequences: int) -> LoaderConfig:
-    from dataclasses import replace
-
-    from triptych.data.sequences import NO_OPEN_ENDS
-
     return replace(config, global_batch=sequences, open_ends=NO_OPEN_ENDS, num_workers=0, prefetch=0)
-
-
-def _per_sequence(corrupted, ones):
-    """The weights as nats of whole sequences: eligible counts of 1, so that no mean is taken."""
-    from dataclasses import replace
-
-    return replace(corrupted, num_eligible=ones)
 
 
 def _ratio(pairs: np.ndarray) -> Estimate:
