@@ -57,8 +57,7 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
     records = read_records(folder / "records.jsonl")
     starts = [event for event in records if event["kind"] == "run" and event["step"] <= step]
     start = starts[-1] if starts else {}
-    stages = ", ".join(map(str, _stages(starts)[1:]))
-    changes = f", with other settings or data from step {stages} on" if stages else ""
+    changes = ", ".join(map(str, _stages(starts)[1:]))
     losses = [event for event in records if event["kind"] == "validation" and event["step"] <= step]
     tokens = sum(event["tokens"] for event in records if event["kind"] == "step" and event["step"] <= step)
     environment: dict[str, Any] = start.get("environment", {})
@@ -107,11 +106,7 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
         "```",
         "",
         f"Trained with `triptych train {start.get('recipe', 'RECIPE')}`"
-        + (
-            "."
-            if len(stages) < 2
-            else f", its configuration changed on the way, at steps {', '.join(map(str, stages[1:]))}."
-        ),
+        + (f", its configuration changed on the way, at steps {changes}." if changes else "."),
         "",
     ]
     return "\n".join(lines)
