@@ -42,6 +42,7 @@ bench: $(VENV)/.installed-all
 	$(BIN)/python bench/loader.py
 	$(BIN)/python bench/loader.py --rows
 	$(BIN)/python bench/movq.py
+	$(BIN)/python bench/head.py
 
 clean:
 	rm -rf $(VENV) out runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

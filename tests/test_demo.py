@@ -3,12 +3,16 @@
 import re
 
 import pytest
+from rich.console import Console
 
 from triptych import demo, report
 from triptych.cli import main
+from triptych.data.shards import Manifest
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.pipeline import Limits, Pipeline
 from triptych.scenes import grammar
+from triptych.scenes.make import make_scenes
+from triptych.scenes.picture import STEP, draw, place
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Task
 
@@ -50,6 +54,25 @@ def test_the_demo_writes_a_page_with_all_its_parts(model, tmp_path, capsys, monk
     assert "index.html" in said
     assert re.search(r"4 steps: loss \d+\.\d+ -> \d+\.\d+", said)
     assert said.count("✓") + said.count("✗") >= 10
+
+
+def test_data_of_an_earlier_demo_that_do_not_fit_are_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "_TRAIN", {Task.TEXT: 8, Task.IMAGE_TEXT: 8, Task.AUDIO_TEXT: 4})
+    monkeypatch.setattr(demo, "_HELD_OUT", 2)
+    make_scenes(tmp_path / "data", {Task.TEXT: 3}, 2, workers=0, report=lambda line: None)
+    assert "A nano model learns" in demo._learning(tmp_path, 2, Console(quiet=True))
+    assert Manifest.load(tmp_path / "data/train/text").num_samples == 8
+
+
+def test_a_hole_is_the_codes_of_one_thing():
+    scene, rng = demo._held_out(30, "colour attribution")
+    *others, thing = place(scene, rng)
+    left, top, right, bottom = box = thing.plot
+    assert (right - left, bottom - top) == (2 * STEP, 2 * STEP)
+    assert left % STEP == top % STEP == 0
+    holed = draw([*others, thing])
+    holed.paste("white", box)
+    assert holed.tobytes() == draw(others).tobytes()
 
 
 def test_a_wrong_number_is_one_clear_line(capsys):

@@ -101,6 +101,19 @@ def test_an_answer_is_what_stands_behind_the_question(pipe, picture, monkeypatch
     assert pipe.answer(picture, "  how many cats  are there? ", **QUICK) == "three"
 
 
+def test_a_caption_begins_with_a_prompt(pipe, picture):
+    """The model's own is cut off the answer, a user's is not; both are seen by the model."""
+    prompted = Pipeline(pipe.model, pipe.bundle, replace(LIMITS, caption_prompt="a picture of"))
+    bare = prompted.caption(picture, prompt="")
+    assert bare == pipe.caption(picture)
+    full = prompted.caption(picture, prompt="a picture of")
+    assert full.startswith("a picture of")
+    assert prompted.caption([picture]) == [full.removeprefix("a picture of").strip()]
+    assert full == pipe.caption(picture, prompt="a picture of") != bare
+    seen, _ = prompted.image_to_speech(picture, seconds=0.2, steps=1)
+    assert seen == full
+
+
 def test_speech_has_the_length_asked_for_or_one_of_its_own(pipe):
     tokenizer = pipe.bundle.audio
     half = pipe.speak("a cat", seconds=0.5, **QUICK)
@@ -141,7 +154,8 @@ def test_any_canvas(pipe):
     assert isinstance(pipe.decode(done.text), str)
     assert pipe.decode(done.media).size == (pipe.bundle.image.resolution,) * 2
     assert "expected one seed for all or 1 seeds, got 2" in message_of(lambda: pipe.fill([canvas], Settings(), [1, 2]))
-    assert "seeds must not be negative, got -1" in message_of(lambda: pipe.fill([canvas], Settings(), -1))
+    assert "seeds must lie between 0 and 2^64 - 1, got -1" in message_of(lambda: pipe.fill([canvas], Settings(), -1))
+    assert "2^64 - 1, got 184" in message_of(lambda: pipe.fill([canvas], Settings(), 2**64))
 
 
 # -- filling in -------------------------------------------------------------------------------------------------------
@@ -199,10 +213,8 @@ def test_infilled_sound_keeps_its_other_tokens(pipe, tone, monkeypatch):
     before = tokenizer.encode([tone])[0]
     decoded = []
     monkeypatch.setattr(Pipeline, "_sound", lambda self, canvas: decoded.append(canvas.media.ids))
-    frames = len(before) // tokenizer.num_codebooks
-    first, last = frames // 4, frames // 2
-    rate = frames / tone.seconds
-    interval = ((first + 0.25) / rate, (last - 0.25) / rate)
+    first, last = 3, 6
+    interval = (0.12, 0.24)  # frames of 40 ms
     for text in ("a cat", None):
         pipe.infill_sound(tone, interval, text, **QUICK)
         (after,) = decoded
@@ -212,7 +224,7 @@ def test_infilled_sound_keeps_its_other_tokens(pipe, tone, monkeypatch):
         assert (after[~inside] == before[~inside]).all()
         assert (after >= 0).all()
         assert (after[inside] != before[inside]).any()
-    pipe.infill_sound(tone, (0.25, 99.0), **QUICK)  # to the end
+    pipe.infill_sound(tone, (0.25, float("inf")), **QUICK)  # to the end
     assert (decoded[0][: len(before) // 4] == before[: len(before) // 4]).all()
 
 
@@ -239,7 +251,17 @@ def test_what_is_transparent_is_white(pipe):
 
 def test_a_sound_of_another_rate_is_the_same_sound(pipe, tone):
     twice = Sound(np.interp(np.arange(16_000) / 2, np.arange(8000), tone.samples).astype(np.float32), 32_000)
-    assert abs(len(pipe._audio(twice).ids) - len(pipe._audio(tone).ids)) <= pipe.bundle.audio.num_codebooks
+    ids, again = pipe._audio(tone).ids, pipe._audio(twice).ids
+    assert len(ids) == len(again)
+    assert (ids == again).mean() > 0.8
+
+
+def test_a_model_that_never_learned_lengths_does_not_choose_them(pipe, picture, tone):
+    plain = Pipeline(pipe.model, pipe.bundle, Limits(seq_len=224, text_slot=None, audio_slot=None))
+    assert "trained without open ends" in message_of(lambda: plain.caption(picture))
+    assert "Give the seconds" in message_of(lambda: plain.speak("a cat"))
+    assert plain.speak("a cat", seconds=0.4, **QUICK).seconds == pytest.approx(0.4)
+    assert "between 0.04 and 8.76" in message_of(lambda: plain.speak("a cat", seconds=9))
 
 
 def test_what_is_not_what_it_should_be(pipe, picture, tone):

@@ -14,6 +14,7 @@ from triptych.train.config import to_json
 from triptych.train.loop import Run
 
 PROMPTS = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
+_SECONDS = 2.0  # of speech, where the model has not learned to choose; shorter than a picture in tokens
 
 
 class Board:
@@ -37,19 +38,20 @@ class Board:
                     self._writer.add_scalar(f"train/nll {name}", value, step)
         elif event["kind"] == "validation":
             for name, value in event["nelbo"].items():
-                self._writer.add_scalar(f"held out/{name.replace('|', ' given ')}", value["nats_per_token"], step)
+                if value["nats_per_token"] is not None:
+                    self._writer.add_scalar(f"held out/{name.replace('|', ' given ')}", value["nats_per_token"], step)
         elif event["kind"] in ("saved", "end"):
             self._writer.flush()
 
     @torch.no_grad()
     def show_samples(self, run: Run) -> None:
-        """Draw and speak a few prompts. A model of other tokenizers than the embedded ones has no such prompts."""
-        if run.config.tokenizers != "scenes":
+        """Draw and speak a few prompts. Only a model of the embedded world has such prompts."""
+        if run.config.world != "scenes":
             return
         pipe = Pipeline(run.best, self.bundle, limits_of(to_json(run.config)))
         for prompt, picture in zip(PROMPTS, pipe.text_to_image(list(PROMPTS), steps=16)):
             self._writer.add_image(prompt, np.asarray(picture), run.step, dataformats="HWC")
-        sound = pipe.speak(PROMPTS[2])
+        sound = pipe.speak(PROMPTS[2], None if pipe.limits.audio_slot else _SECONDS)
         self._writer.add_audio(PROMPTS[2], torch.from_numpy(sound.samples)[None], run.step, sound.rate)
         run.best.train()
         self._writer.flush()

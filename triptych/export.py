@@ -1,6 +1,7 @@
 """From a training run to a model anyone can load: the newest checkpoint, with a card written from the run's records."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 
 from triptych.errors import CheckpointError
 from triptych.model.transformer import ModelConfig, Transformer
-from triptych.pipeline import EMBEDDED, Limits, Pipeline
+from triptych.pipeline import Pipeline
+from triptych.saved import EMBEDDED, Limits
 from triptych.scenes import grammar
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
@@ -37,7 +39,7 @@ def pipeline_of_run(folder: Path) -> Pipeline:
         )
     model = Transformer(ModelConfig(**config["model"]), bundle.vocabulary)
     model.load_state_dict(found.ema if found.ema is not None else found.model)
-    presets = "scenes" if config["tokenizers"] == "scenes" else "paper"
+    presets = config.get("world") or "paper"
     return Pipeline(model, bundle, limits_of(config), presets=presets, card=write_card(folder, found.step, model))
 
 
@@ -46,9 +48,10 @@ def limits_of(config: dict[str, Any]) -> Limits:
     seq_len, ends = config["loader"]["seq_len"], config["loader"]["open_ends"]
     return Limits(
         seq_len=seq_len,
-        text_slot=ends["text"] or seq_len // 2,
-        audio_slot=ends["audio"] or seq_len // 2,
-        words=grammar.words() if config["tokenizers"] == "scenes" else (),
+        text_slot=ends["text"] if ends["probability"] and ends["text"] else None,
+        audio_slot=ends["audio"] if ends["probability"] * ends["audio_share"] and ends["audio"] else None,
+        words=grammar.words() if config.get("world") == "scenes" else (),
+        caption_prompt=grammar.CAPTION_PROMPT if config.get("world") == "scenes" else "",
     )
 
 
@@ -78,7 +81,7 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
         f"| parameters | {start.get('parameters', 0):,} ({start.get('non_embedding', 0):,} without embeddings) |",
         f"| shape | {shape.num_layers} layers, width {shape.width}, {shape.num_heads} heads, d_ff {shape.d_ff} |",
         f"| vocabulary | {model.vocabulary.size:,} ids: {_fields(model.vocabulary)} |",
-        f"| trained | {step:,} steps, {tokens:,} tokens |",
+        f"| trained | {step:,} steps, {tokens:,} tokens{_beginning(start)} |",
         f"| with | {_versions(environment)} |",
         f"| on | {environment.get('machine')} |",
         "",
@@ -93,7 +96,8 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
         ]
         for name, value in losses[-1]["nelbo"].items():
             shown = name.replace("|", " given ")
-            lines.append(f"| {shown} | {value['nats_per_token']:.3f} ± {value['margin']:.3f} | {value['tokens']:,} |")
+            loss, margin = (math.nan if value[key] is None else value[key] for key in ("nats_per_token", "margin"))
+            lines.append(f"| {shown} | {loss:.3f} ± {margin:.3f} | {value['tokens']:,} |")
         lines.append("")
     lines += [
         "## Use",
@@ -110,6 +114,11 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _beginning(start: dict[str, Any]) -> str:
+    name = start.get("config", {}).get("begin_with")
+    return f", beginning with the weights of {name}" if name else ""
 
 
 def _stages(starts: list[dict[str, Any]]) -> list[int]:

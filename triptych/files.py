@@ -36,6 +36,8 @@ def _existing(path: str | Path) -> Path:
 
 def with_ending(out: Path, ending: str) -> Path:
     """The path with its ending added if it has none; another one is an error."""
+    if not out.name:
+        raise UserError(f"expected the name of a {ending} file, got --out {str(out)!r}.")
     if out.suffix and out.suffix.lower() != ending:
         raise UserError(f"this makes a {ending} file, got --out {out}.")
     return out if out.suffix else out.with_name(out.name + ending)

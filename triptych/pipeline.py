@@ -27,14 +27,11 @@ from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_end
 from triptych.sample.generate import Settings, generate
 from triptych.sample.group import Callback
 from triptych.sample.presets import PRESETS
-from triptych.saved import Limits, SavedModel, read_config, read_model, write_model
+from triptych.saved import EMBEDDED, Limits, SavedModel, read_config, read_model, write_model
 from triptych.tokenizers.base import Sound
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.pixels import WHITE
 from triptych.vocab import Modality, Vocabulary
-
-EMBEDDED = {"scenes": Path(__file__).parent / "assets" / "models" / "scenes"}
-"""Models that come with the package, by name."""
 
 GAP = "___"
 """In a text: one token to be filled in."""
@@ -92,23 +89,28 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         return self._each(text, canvas, Modality.IMAGE, self._picture, settings)
 
     @overload
-    def caption(self, image: Image.Image, **settings: Any) -> str: ...
+    def caption(self, image: Image.Image, prompt: str | None = None, **settings: Any) -> str: ...
     @overload
-    def caption(self, image: Sequence[Image.Image], **settings: Any) -> list[str]: ...
-    def caption(self, image: Image.Image | Sequence[Image.Image], **settings: Any) -> str | list[str]:
-        """Say what a picture shows."""
+    def caption(self, image: Sequence[Image.Image], prompt: str | None = None, **settings: Any) -> list[str]: ...
+    def caption(
+        self, image: Image.Image | Sequence[Image.Image], prompt: str | None = None, **settings: Any
+    ) -> str | list[str]:
+        """Say what a picture shows, in words that begin with a prompt; the model's own is not part of the answer."""
 
         def canvas(picture: Image.Image) -> Canvas:
-            return Canvas(self._open_text(), self._image(picture))
+            return self._look_at(picture, prompt)
 
-        return self._each(image, canvas, Modality.TEXT, self._said, settings)
+        def read(filled: Canvas) -> str:
+            return self._said(filled)[len(self.limits.caption_prompt) if prompt is None else 0 :].strip()
+
+        return self._each(image, canvas, Modality.TEXT, read, settings)
 
     def answer(self, image: Image.Image | Sequence[Image.Image], question: str | Sequence[str], **settings: Any) -> Any:
         """Answer a question about a picture."""
         pairs = _pairs(image, question)
 
         def canvas(pair: tuple[Image.Image, str]) -> Canvas:
-            return Canvas(self._open_text(pair[1] + " "), self._image(pair[0]))
+            return Canvas(self._open_text(pair[1]), self._image(pair[0]))
 
         answers = self._each([*pairs], canvas, Modality.TEXT, self._said, settings)
         cut = [said[len(asked) :].strip() for said, (_, asked) in zip(answers, pairs)]
@@ -173,9 +175,9 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
             raise UserError(
                 f"the interval must be two times within the {sound.seconds:.2f} s of the sound, got {interval}."
             )
-        frames = len(span.ids) // self._codebooks
-        rate = frames / sound.seconds
-        first, last = int(interval[0] * rate), math.ceil(min(interval[1], sound.seconds) * rate)
+        frames, rate = len(span.ids) // self._codebooks, self.bundle.audio.frame_rate
+        # Times are decimal and frames are not: a hair beyond a frame's edge does not touch the next frame.
+        first, last = math.floor(interval[0] * rate + 1e-6), math.ceil(min(interval[1], sound.seconds) * rate - 1e-6)
         ids = span.ids.copy()
         ids[first * self._codebooks : min(last, frames) * self._codebooks] = MASKED
         return self._sound(self._refill(Span(Modality.AUDIO, ids), text, settings))
@@ -197,7 +199,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
     def image_to_speech(self, image: Image.Image, seconds: float | None = None, **settings: Any) -> tuple[str, Sound]:
         """Look, then say what is there: the words and the sound."""
-        seen = self._run([Canvas(self._open_text(), self._image(image))], Modality.TEXT, _seed_of(settings))[0]
+        seen = self._run([self._look_at(image)], Modality.TEXT, _seed_of(settings))[0]
         spoken = Canvas(seen.text, self._sound_span(seconds), hide=True)
         return self._said(seen), self._sound(self._run([spoken], Modality.AUDIO, settings)[0])
 
@@ -214,8 +216,9 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         seeds = list(seed) if isinstance(seed, Sequence) else [int(seed) + i for i in range(len(canvases))]
         if len(seeds) != len(canvases):
             raise UserError(f"expected one seed for all or {len(canvases)} seeds, got {len(seeds)}.")
-        if any(number < 0 for number in seeds):
-            raise UserError(f"seeds must not be negative, got {min(seeds)}.")
+        for number in seeds:
+            if not 0 <= number < 2**64:
+                raise UserError(f"seeds must lie between 0 and 2^64 - 1, got {number}.")
         return generate(self.model, canvases, settings, seeds, device=self.device, callback=callback)
 
     def decode(self, span: Span) -> str | Image.Image | Sound:
@@ -280,7 +283,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         return known(Modality.TEXT, ids)
 
     def _check_length(self, tokens: int, text: str) -> None:
-        most = self.limits.text_slot - 1
+        most = self.limits.longest(self.limits.text_slot)
         if tokens > most:
             raise UserError(
                 f"the text is {tokens} tokens long, and this model knows texts of at most {most}: {text[:60]!r}... "
@@ -291,7 +294,11 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         prefix = _clean(prefix)
         ids = self._encode_text(prefix) if prefix else np.zeros(0, np.int64)
         self._check_length(len(ids) + 1, prefix)
-        return open_ended(Modality.TEXT, self.limits.text_slot, ids)
+        return open_ended(Modality.TEXT, _learned(self.limits.text_slot, "Fill a canvas of your own length."), ids)
+
+    def _look_at(self, picture: Image.Image, prompt: str | None = None) -> Canvas:
+        """A picture that a text is to describe."""
+        return Canvas(self._open_text(self.limits.caption_prompt if prompt is None else prompt), self._image(picture))
 
     def _gapped(self, text: str) -> Span:
         parts = _clean(text).split(GAP)
@@ -323,7 +330,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         if not len(sound.samples):
             raise UserError("expected a sound, got one without samples.")
         ids = self.bundle.audio.encode([sound])[0]
-        most = self.limits.audio_slot - 1
+        most = self.limits.longest(self.limits.audio_slot)
         if len(ids) > most:
             seconds = sound.seconds * most / len(ids)
             raise UserError(
@@ -333,9 +340,10 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
     def _sound_span(self, seconds: float | None) -> Span:
         if seconds is None:
-            return open_ended(Modality.AUDIO, self.limits.audio_slot, stride=self._codebooks)
+            slot = _learned(self.limits.audio_slot, "Give the seconds.")
+            return open_ended(Modality.AUDIO, slot, stride=self._codebooks)
         tokenizer = self.bundle.audio
-        most = (self.limits.audio_slot - 1) // self._codebooks
+        most = self.limits.longest(self.limits.audio_slot) // self._codebooks
         frames = round(seconds * tokenizer.frame_rate) if math.isfinite(seconds) else 0
         if not 1 <= frames <= most:
             raise UserError(
@@ -409,6 +417,12 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
             )
         saved = read_model(folder)
         return cls(saved.model.to(device), saved.bundle, saved.limits, presets=saved.presets, card=saved.card)
+
+
+def _learned(slot: int | None, instead: str) -> int:
+    if slot is None:
+        raise UserError(f"this model was trained without open ends, so it cannot choose a length. {instead}")
+    return slot
 
 
 def _preset(name: str) -> Mapping[Modality, Settings]:

@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from triptych.data.sequences import PAIR_SPECIALS
 from triptych.errors import CheckpointError
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Vocabulary
+
+EMBEDDED = {"scenes": Path(__file__).parent / "assets" / "models" / "scenes"}
+"""Models that come with the package, by name."""
 
 _WEIGHTS, _CONFIG, _CARD, _TOKENIZERS = "model.safetensors", "config.json", "README.md", "tokenizers"
 
@@ -27,11 +31,18 @@ class Limits:
     """What a model was trained to handle."""
 
     seq_len: int
-    text_slot: int
-    """Longest text whose length the model can choose, with its end."""
-    audio_slot: int
+    text_slot: int | None
+    """Longest text whose length the model can choose, with its end; None if it never learned where texts end."""
+    audio_slot: int | None
     words: tuple[str, ...] = ()
     """All the words it knows, in small letters, if it is a model of a small world; none if it takes any text."""
+
+    caption_prompt: str = ""
+    """How a text about a picture begins if it describes it and does not ask, say; "" if all of them describe."""
+
+    def longest(self, slot: int | None) -> int:
+        """Tokens of the longest text or sound: what a slot holds, else what a sequence does."""
+        return slot - 1 if slot is not None else self.seq_len - PAIR_SPECIALS
 
 
 @dataclass(frozen=True)

@@ -361,3 +361,8 @@ def test_other_ends_are_another_run(sets: dict[Task, TokenDataset], changed: Ope
 def test_wrong_open_ends_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError, match="open ends need a probability between 0 and 1 and lengths"):
         OpenEnds(**wrong)
+
+
+def test_open_ends_must_fit_a_sequence():
+    with pytest.raises(UserError, match="leave room for 5 special tokens in seq_len=32"):
+        replace(CONFIG, seq_len=32, open_ends=replace(OFTEN, text=28))

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from triptych.data.types import Batch
 from triptych.diffusion.corrupt import CorruptConfig, corrupt, sample_times
@@ -75,14 +76,27 @@ def test_each_modality_has_its_own_mask_and_specials_stay():
 def test_tokens_are_masked_as_often_as_the_schedule_says(schedule):
     batch = image_text_batch()
     made = run(batch, CorruptConfig(schedule=schedule))
-    import torch
-
     share = made.predicted.sum(1) / 30
     expected = 1 - schedule.alpha(torch.from_numpy(made.times[:, 0])).numpy()
     spread = np.sqrt(expected * (1 - expected) / 30)
     assert abs((share - expected).mean()) < 4 * np.sqrt((spread**2).sum()) / BATCH
     assert np.abs(share - expected).max() < 0.5
     assert made.weight == pytest.approx(schedule.weight(torch.from_numpy(made.times)).numpy())
+
+
+def test_texts_can_have_a_schedule_of_their_own():
+    batch = image_text_batch()
+    made = run(batch, CorruptConfig(schedule=Polynomial(3.0), text_schedule=Linear()))
+    for modality, schedule in ((Modality.IMAGE, Polynomial(3.0)), (Modality.TEXT, Linear())):
+        times = torch.from_numpy(made.times[:, modality])
+        where = batch.maskable & (batch.modality_ids == modality)
+        share = made.predicted[where].mean()
+        assert abs(share - float(1 - schedule.alpha(times).mean())) < 0.02
+        np.testing.assert_array_equal(made.weight[:, modality], schedule.weight(times).numpy())
+    alone = run(batch, CorruptConfig(schedule=Polynomial(3.0)))
+    is_image = batch.modality_ids == Modality.IMAGE
+    assert (made.predicted == alone.predicted)[is_image].all()
+    assert (made.predicted != alone.predicted)[~is_image].any()
 
 
 def test_times_fill_every_stratum_of_the_global_batch():
@@ -179,3 +193,26 @@ def test_an_empty_batch_passes():
 def test_impossible_settings_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         CorruptConfig(**fields)
+
+
+@pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
+def test_ends_of_texts_are_masked_whole_and_as_often_as_the_schedule_says(schedule):
+    batch = image_text_batch()
+    made = run(batch, CorruptConfig(schedule=schedule, p_text_end=1.0))
+    text = made.predicted[:, 24:34]
+    assert (np.diff(text.astype(int), axis=1) >= 0).all()
+    expected = (1 - schedule.alpha(torch.from_numpy(made.times[:, 0]))).numpy()
+    assert (np.abs(text.sum(1) - 10 * expected) <= 1).all()
+    assert abs(text.mean() - expected.mean()) < 0.01
+    image = made.predicted[:, 2:22]
+    assert (run(batch, CorruptConfig(schedule=schedule)).predicted[:, 2:22] == image).all()
+
+
+def test_ends_of_texts_do_not_depend_on_company():
+    batch, config = image_text_batch(), CorruptConfig(p_text_end=0.5)
+    chosen = np.array([7, 3, 500])
+    assert (run(rows_of(batch, chosen), config).tokens == run(batch, config).tokens[chosen]).all()
+    scattered = (run(batch, config).tokens == run(batch, CorruptConfig()).tokens).all(1)
+    assert 0.4 < scattered.mean() < 0.7  # half, and those where both ways mask all or nothing
+    with pytest.raises(UserError, match="p_text_end"):
+        CorruptConfig(p_text_end=1.5)

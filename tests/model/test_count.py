@@ -56,7 +56,7 @@ def test_parameters_are_those_of_the_built_model(name: str, vocabulary: Vocabula
     ],
 )
 def test_parameters_of_the_papers_shapes(config: ModelConfig, blocks: float, total: float) -> None:
-    """The table of SPEC 5, to its last digit (2.7747B is cut there, not rounded)."""
+    """The paper's sizes, recomputed by hand (2.7747B is cut, not rounded)."""
     found = parameters(config, paper_vocabulary())
     digit = 0.1e6 if blocks < 1e9 else 1e6
     assert abs(found.blocks - blocks) < digit

@@ -263,7 +263,7 @@ def test_mask_pad_and_task_are_no_answers(scope: str) -> None:
 
 
 def test_a_narrower_softmax_is_never_worse() -> None:
-    """The same logits among fewer answers (SPEC 8)."""
+    """The same logits among fewer answers."""
     full, narrow = build("full"), build("modality")
     tokens = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(1))
     positions, targets = torch.arange(12)[None], mixed_targets((4, 4, 3), 12)

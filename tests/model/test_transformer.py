@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,11 +16,11 @@ from triptych.model.transformer import (
     initialise,
     tagged_parameters,
 )
-from triptych.vocab import Modality, Vocabulary
+from triptych.vocab import Modality, Task, Vocabulary
 
 VOCABULARY = Vocabulary(text=50, image=30, audio=20)
 SMALL = ModelConfig(num_layers=2, width=48, num_heads=3, d_ff=80, init_std=0.1)
-# The rows of the paper's table of per-module multipliers, and the per-modality embeddings (SPEC 2.3).
+# The rows of the paper's table of per-module multipliers, and the per-modality embeddings.
 IN_BLOCKS = {
     "norm1",
     "attn_qkv",
@@ -252,6 +253,25 @@ def test_an_id_reads_its_row_of_its_block() -> None:
 
 
 @torch.no_grad()
+def test_places_are_counted_from_the_bos_before() -> None:
+    """In a row of two packed sequences, a picture with its text and a text that is longer than the table."""
+    model = build(replace(SMALL, places=4))
+    v, (text, image, _) = VOCABULARY, (VOCABULARY.ids(m)[0] for m in Modality)
+    picture = [v.task(Task.IMAGE_TEXT), v.bos(Modality.IMAGE), image, v.mask(Modality.IMAGE), v.eos(Modality.IMAGE)]
+    words = [v.bos(Modality.TEXT), text, text + 1, v.mask(Modality.TEXT), text, v.eos(Modality.TEXT)]
+    tokens = torch.tensor([[*picture, *words, v.task(Task.TEXT), *words]])
+    tables = dict(model.places.named_parameters())
+    zero = torch.zeros(SMALL.width)
+    expected = [zero, *tables["image"], *tables["text"], zero, zero, zero, *tables["text"], zero, zero]
+    assert torch.equal(model.places(tokens)[0], torch.stack(expected))
+    with torch.no_grad():
+        before = model(tokens, from_zero(tokens))
+        tables["text"][3] += 1
+        assert not torch.allclose(model(tokens, from_zero(tokens)), before)
+    roles = {tagged.role for tagged in tagged_parameters(model)}
+    assert roles == IN_BLOCKS | OUTSIDE | {f"embed_place_{m.name.lower()}" for m in Modality}
+
+
 def test_logits_are_over_data_bos_and_eos_of_one_modality() -> None:
     model = build()
     hidden = torch.randn(4, SMALL.width, generator=torch.Generator().manual_seed(0))

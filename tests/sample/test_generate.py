@@ -81,14 +81,6 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def transformer():
     config = ModelConfig(

@@ -185,14 +185,6 @@ def test_rare_tokens_are_drawn_as_often_as_they_should():
 # -- company ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(33, 5), (33, 1026), (7, 40_001)])
 def test_a_row_gives_the_same_bits_alone_and_in_company(threads, rows, columns):
     cond, uncond = random_logits(rows, columns, seed=3), random_logits(rows, columns, seed=4)

@@ -570,6 +570,21 @@ def test_maskgit_counts_follow_the_cosine_or_another_schedule():
         assert [masked.sum(1).unique().tolist() for masked in left] == [[count] for count in expected]
 
 
+def test_maskgit_counts_that_are_whole_are_not_rounded_down():
+    size, steps = 100, 10  # tenths are not whole in binary
+    shape = (1, size)
+    group = Group(torch.full(shape, 5), torch.ones(shape, dtype=torch.bool), torch.full(shape, 5), (1,))
+
+    def propose(tokens, where, step):
+        return Proposals(torch.zeros_like(tokens), *torch.zeros(2, *shape, dtype=torch.float64))
+
+    left = []
+    unmask.maskgit(
+        propose, group, steps, schedule=Linear(), callback=lambda *args: left.append(int((args[2] == 5).sum()))
+    )
+    assert left == [90, 80, 70, 60, 50, 40, 30, 20, 10, 0]
+
+
 def test_without_noise_maskgit_is_greedy():
     group = ragged()
     quiet = unmask.maskgit(Model(group, True), group, 100, choice_temperature=0.0)

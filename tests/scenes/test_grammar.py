@@ -22,6 +22,7 @@ from triptych.scenes.grammar import (
     question,
     questions,
     sample_scene,
+    spoken_parts,
 )
 from triptych.scenes.judge import same_scene
 
@@ -158,6 +159,20 @@ def test_yes_and_no_are_equally_likely_and_true():
         assert (answer == "yes") == (asked.removesuffix("?").split()[-1] in ("cat", "dog"))
     share = sum(answer == "yes" for _, answer in answers) / len(answers)
     assert share == pytest.approx(0.5, abs=0.08)
+
+
+def test_captions_are_spoken_in_parts_that_training_knows():
+    assert spoken_parts("there are three red hats to the left of an owl") == [
+        "there are", "three red", "hats", "to the left of", "an owl",
+    ]  # fmt: skip
+    rng = np.random.default_rng(0)
+    parts = {}
+    for split in ("train", "test"):
+        captions = [caption(sample_scene(rng, split), rng) for _ in range(4000)]
+        parts[split] = {part for text in captions for part in spoken_parts(text)}
+        assert all(" ".join(spoken_parts(text)) == text for text in captions)
+    assert parts["test"] <= parts["train"]
+    assert len(parts["train"]) < 200
 
 
 def test_documents_begin_with_the_scene():

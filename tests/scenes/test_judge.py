@@ -4,8 +4,8 @@ from PIL import Image, ImageFilter
 
 from triptych.scenes.grammar import CATEGORIES, COLOURS, Group, Scene, sample_scene
 from triptych.scenes.judge import describes, read, same_scene, score, shows
-from triptych.scenes.picture import Placed, draw, picture, place
-from triptych.scenes.sprites import LOOKS
+from triptych.scenes.picture import PICTURE, Placed, draw, picture, place
+from triptych.scenes.sprites import LOOKS, SIZE
 
 
 def drawn(count, seed=0):
@@ -23,7 +23,9 @@ def test_true_pictures_score_at_least_99_percent_in_every_category():
 
 def test_every_look_is_read_where_it_stands():
     rng = np.random.default_rng(0)
-    placed = [Placed(look, *(int(v) for v in rng.integers(0, 41, size=2))) for look in LOOKS]  # at any pixel
+    placed = [
+        Placed(look, *(int(v) for v in rng.integers(0, PICTURE - SIZE + 1, size=2))) for look in LOOKS
+    ]  # at any pixel
     for reading, thing in zip(read([draw([thing]) for thing in placed]), placed):
         assert reading.things == (thing,)
         assert not reading.smudged

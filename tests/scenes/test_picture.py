@@ -33,6 +33,22 @@ def test_a_relation_holds_and_no_other_does(relation):
             assert [r for r in RELATIONS if relation_holds(things, Scene(groups, r))] == [relation]
 
 
+def test_a_picture_tells_whether_a_relation_is_meant():
+    """Of what two groups without a relation may look like, nothing is what two with one look like."""
+    rng = np.random.default_rng(0)
+
+    def places(relation, counts):
+        scene = Scene((Group("cat", None, counts[0]), Group("dog", None, counts[1])), relation)
+        return {tuple(sorted((t.look[0], t.x, t.y) for t in place(scene, rng))) for _ in range(200)}
+
+    for counts in itertools.product((1, 2), repeat=2):
+        related = set.union(*(places(relation, counts) for relation in RELATIONS))
+        scattered = places(None, counts)
+        assert not related & scattered
+        assert len(scattered) == {2: 4, 3: 4, 4: 2}[sum(counts)]
+    assert len(places(None, (3, 1))) == 4  # cannot face each other
+
+
 def test_a_picture_is_white_but_for_its_things():
     pixels = np.asarray(draw([Placed(("square", "red"), 8, 20)]))
     red = np.array([0xDD, 0x2E, 0x44])

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -23,7 +24,8 @@ def test_codes_follow_their_latents_and_dead_ones_move():
     assert torch.allclose(codes[codes[:, 0].argsort()], torch.tensor([[-5.0, -5.0], [5.0, 5.0]]), atol=0.1)
 
 
-def test_a_small_movq_learns_coloured_quarters():
+@pytest.mark.parametrize("local", [False, True])
+def test_a_small_movq_learns_coloured_quarters(local):
     """Eight training pictures of plain quarters: after a short fit the round trip is far better than before."""
     rng = np.random.default_rng(0)
     quarters = torch.from_numpy(rng.choice([-1.0, 1.0], size=(8, 3, 2, 2)).astype(np.float32))
@@ -34,15 +36,15 @@ def test_a_small_movq_learns_coloured_quarters():
         pixels = np.stack([np.asarray(p, dtype=np.float32) for p in back]).transpose(0, 3, 1, 2) / 127.5 - 1
         return float(np.square(pixels - pictures.numpy()).mean())
 
-    tokenizer = MoVQ.small(16, channels=(32, 32), patch=4, codes=32, latent_channels=4)
+    tokenizer = MoVQ.small(16, local=local, channels=(32, 32), groups=8, patch=4, codes=32, latent_channels=4)
     assert tokenizer.tokens_per_image == 4
     before = error(tokenizer)
     reports = []
 
     def batches():
         while True:
-            yield F.pixel_unshuffle(pictures, 4)
+            yield pictures
 
-    fit_movq(tokenizer.model, batches(), steps=150, learning_rate=3e-3, report=reports.append, report_every=50)
+    fit_movq(tokenizer, batches(), steps=150, learning_rate=3e-3, report=reports.append, report_every=50)
     assert error(tokenizer) < 0.2 * before
     assert [r["step"] for r in reports] == [50, 100, 150]

@@ -81,6 +81,39 @@ def test_ids_depend_on_every_part_of_the_picture(movq, pictures):
     assert movq.encode([changed])[0][-1] != before[-1]
 
 
+def test_a_local_encoder_sees_one_patch_at_a_time(pictures):
+    """Each patch gets the code it would have in any other picture and place; a usual encoder's codes move."""
+    tokenizer = MoVQ(build(groups=8).model, 32, local=True)
+    assert tokenizer.grid == 4
+    noise = pictures[5]
+    patch = noise.crop((8, 16, 16, 24))
+    code = tokenizer.encode([noise])[0].reshape(4, 4)[2, 1]
+    for other, place in ((pictures[0], (24, 0)), (pictures[6], (8, 16)), (Image.new("RGB", (32, 32)), (0, 8))):
+        changed = other.copy()
+        changed.paste(patch, place)
+        assert tokenizer.encode([changed])[0].reshape(4, 4)[place[1] // 8, place[0] // 8] == code
+    rest = noise.copy()
+    rest.paste((255, 0, 0), (0, 0, 8, 8))
+    before, after = (tokenizer.encode([picture])[0] for picture in (noise, rest))
+    assert (before[1:] == after[1:]).all()
+    whole = MoVQ(tokenizer.model, 32)
+    assert (whole.encode([noise])[0][1:] != whole.encode([rest])[0][1:]).any()
+
+
+def test_a_local_tokenizer_needs_norms_that_leave_something(movq):
+    with pytest.raises(UserError, match="4 channels to a group"):
+        MoVQ(movq.model, 32, local=True)
+
+
+def test_a_local_tokenizer_stays_local(pictures, tmp_path):
+    tokenizer = MoVQ(build(groups=8).model, 32, local=True)
+    tokenizer.save(tmp_path)
+    loaded = load_image_tokenizer(tmp_path)
+    assert loaded.local
+    assert loaded.fingerprint == tokenizer.fingerprint != MoVQ(tokenizer.model, 32).fingerprint
+    np.testing.assert_array_equal(loaded.encode(pictures), tokenizer.encode(pictures))
+
+
 def test_saved_and_loaded(movq, pictures, tmp_path):
     movq.save(tmp_path)
     loaded = load_image_tokenizer(tmp_path)

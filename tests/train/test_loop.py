@@ -1,8 +1,10 @@
 """Runs as a whole: they learn, stop and go on exactly, refuse what is not theirs; and the verb `train`."""
 
+import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from train_fakes import (
     CPU,
     TINY,
     assert_same_bits,
+    broken_steps,
     events,
     first_step,
     random_pairs,
@@ -29,15 +32,22 @@ from train_fakes import (
 
 import triptych.train.peak
 from triptych.cli import main
+from triptych.data.loader import Step
 from triptych.data.pack import Grouped, Layout, Packed
 from triptych.diffusion.corrupt import CorruptConfig
+from triptych.diffusion.schedule import Polynomial
 from triptych.errors import CheckpointError, DataError, UserError
+from triptych.export import write_card
 from triptych.model.count import flops
 from triptych.recipes import recipe
+from triptych.saved import Limits, SavedModel, write_model
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
 from triptych.train import loop
-from triptych.train.config import OptimizerConfig, ValidationConfig
+from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig, fill_in, to_json
+from triptych.train.ranks import Ranks
+from triptych.train.step import train_step
+from triptych.verbs import model as verbs
 from triptych.vocab import Task, Vocabulary
 
 LAYOUTS: list[Layout] = [Grouped(max_tokens=64, overhead=4), Packed(row_length=40)]
@@ -138,6 +148,111 @@ def test_the_running_mean_is_a_running_mean(world: Path, tmp_path: Path) -> None
     assert not torch.equal(run.ema.embed.text, run.model.embed.text)
 
 
+# -- what is not finite ------------------------------------------------------------------------------------------------
+
+
+def steps_without(config: RunConfig, left_out: set[int], folder: Path) -> loop.Run:
+    """The run as if some of its steps were not there."""
+    run = loop.start(config, folder, TokenizerBundle.load(config.tokenizers), CPU)
+    assert run.ema is not None
+    for index in sorted(set(range(config.num_steps)) - left_out):
+        train_step(run.model, run.optimizer, first_step(config, index), config, TINY, CPU)
+        decay = min(config.ema_decay or 0.0, (2 + index) / (11 + index))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(run.ema.parameters()), list(run.model.parameters()), 1 - decay)
+    return run
+
+
+@pytest.mark.parametrize("what", [("loss", "gradient"), ("loss",), ("gradient",)], ids="-".join)
+def test_one_step_that_is_not_finite_is_skipped(what: tuple[str, ...], world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world)
+    run_it(config, tmp_path / "fine")
+    with broken_steps({2}, *what):
+        run = run_it(config, tmp_path / "broken")
+    assert run.step == 6
+    assert_same_bits(tensors_of(run), tensors_of(steps_without(config, {2}, tmp_path / "slow")))
+    fine, broken = (events(tmp_path / name, "step") for name in ("fine", "broken"))
+    assert [event["skipped"] for event in broken] == [False, False, True, False, False, False]
+    assert not any(event["skipped"] for event in fine)
+    for key in ("step", "lr", "tokens"):  # the order of the data and the rate do not move
+        assert [event[key] for event in broken] == [event[key] for event in fine]
+    assert (broken[2]["loss"] is None, broken[2]["grad_norm"] is None) == ("loss" in what, "gradient" in what)
+    assert (set(broken[2]["nll"].values()) == {None}) == ("loss" in what)
+    for text in ("NaN", "Infinity"):
+        assert text not in (tmp_path / "broken" / "records.jsonl").read_text()
+    assert len(events(tmp_path / "broken", "end")) == 1
+
+
+def test_a_skipped_step_is_in_no_mean(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world, log_every=3)
+    run_it(replace(config, log_every=1), tmp_path / "fine")
+    with broken_steps({4}):
+        run_it(config, tmp_path / "broken")
+    fine, broken = (events(tmp_path / name, "step") for name in ("fine", "broken"))
+    # Step 4 is cut off by the validation, step 5 because it was skipped.
+    assert [(event["step"], event["skipped"]) for event in broken] == [(3, False), (4, False), (5, True), (6, False)]
+    assert sum(event["tokens"] for event in broken) == sum(event["tokens"] for event in fine)
+    assert broken[0]["loss"] == pytest.approx(sum(event["loss"] for event in fine[:3]) / 3, abs=1e-5)
+    assert broken[3]["loss"] is not None
+    assert all(event["tokens_per_second"] < 1e8 for event in broken)
+
+
+@pytest.mark.parametrize(("broken", "stop"), [({0}, 1), ({0, 1}, 2), ({2}, 3), ({2, 3}, 3)], ids=str)
+def test_a_run_with_skipped_steps_goes_on_exactly(broken: set[int], stop: int, world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world)
+    with broken_steps(broken):
+        whole = run_it(config, tmp_path / "whole")
+        run_it(config, tmp_path / "parts", stop_after=stop)
+        parts = run_it(config, tmp_path / "parts")
+    assert_same_bits(tensors_of(parts), tensors_of(whole))
+    assert_same_bits(tensors_of(parts), tensors_of(steps_without(config, broken, tmp_path / "slow")))
+
+
+def test_nine_skipped_steps_in_a_row_are_survived(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world, num_steps=21, validation_data=())
+    with broken_steps({*range(1, 10), *range(11, 20)}):
+        assert run_it(config, tmp_path).step == 21
+    assert sum(event["skipped"] for event in events(tmp_path, "step")) == 18
+
+
+def test_ten_skipped_steps_in_a_row_end_the_run(world: Path, tmp_path: Path) -> None:
+    """The last good checkpoint stays, although meanwhile more were due than are kept."""
+    config = tiny_run(world, num_steps=30, save_every=2, keep=2)
+    with broken_steps(range(4, 30)), pytest.raises(loop.Diverged) as caught:
+        run_it(config, tmp_path)
+    message = str(caught.value)
+    newest = tmp_path / "checkpoints" / "step-00000004"
+    assert "the loss or the gradient of 10 steps in a row, up to 14, was not finite" in message
+    assert str(newest) in message
+    assert "lower optimizer.lr" in message
+    assert "\n" not in message
+    assert isinstance(caught.value, UserError)
+    assert caught.value.exit_code == 1
+    assert ckpt.list_checkpoints(tmp_path / "checkpoints")[-1] == newest
+    assert all(value.isfinite().all() for value in saved_weights(tmp_path).values())
+    assert [event["step"] for event in events(tmp_path, "step") if event["skipped"]] == list(range(5, 15))
+    assert events(tmp_path, "end") == []
+
+
+def test_saving_waits_for_a_step_that_works(world: Path, tmp_path: Path) -> None:
+    with broken_steps({1, 2}):
+        run_it(tiny_run(world, save_every=2, keep=9), tmp_path / "run")
+    assert [event["step"] for event in events(tmp_path / "run", "saved")] == [4, 6]
+    with broken_steps({1}):
+        run_it(tiny_run(world, save_every=2, keep=9), tmp_path / "other")
+    assert [event["step"] for event in events(tmp_path / "other", "saved")] == [3, 4, 6]
+
+
+@pytest.mark.parametrize("changes", [{"save_every": 1}, {"validation": ValidationConfig(every=1)}], ids=str)
+def test_weights_that_are_not_finite_are_not_saved(changes: dict[str, Any], world: Path, tmp_path: Path) -> None:
+    # A float32 holds no such epsilon, and where the gradient is 0 the update is 0 / 0.
+    config = tiny_run(world, optimizer=OptimizerConfig(lr=1e-2, eps=1e-300), **changes)
+    with pytest.raises(loop.Diverged, match=r"the weights after step 1 are not finite\. There is no checkpoint yet"):
+        run_it(config, tmp_path)
+    assert ckpt.list_checkpoints(tmp_path / "checkpoints") == []
+    assert [event["step"] for event in events(tmp_path, "step")] == [1]
+
+
 # -- what may change --------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +284,69 @@ def test_another_configuration_is_refused_by_name(world: Path, stopped: Path) ->
         assert message in str(caught.value)
         assert caught.value.exit_code == 4
     assert content(stopped) == before
+
+
+def forget(folder: Path, *paths: str) -> None:
+    """Take fields out of the configuration that a run has saved, as if it were of a version without them."""
+    (path,) = ckpt.list_checkpoints(folder / "checkpoints")
+    state = json.loads((path / "state.json").read_text())
+    for whole in paths:
+        *parents, name = whole.split(".")
+        branch = state["config"]
+        for parent in parents:
+            branch = branch[parent]
+        del branch[name]
+    (path / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sha256"]["state.json"] = hashlib.sha256((path / "state.json").read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("missing", "now", "answer"),
+    [
+        (["corrupt.p_text_end"], {}, None),
+        (["loader.open_ends.audio_share", "antimask"], {}, None),
+        (["loader.open_ends", "world", "threads"], {}, None),
+        (["corrupt.p_text_end"], {"corrupt": {"p_text_end": 0.25}}, "corrupt.p_text_end was 0.0, is 0.25"),
+        (["loader.open_ends"], {"loader": {"p_subsample": 0.5}}, "loader.p_subsample was 0.05, is 0.5"),
+        (["optimizer.clip"], {}, "optimizer.clip was None, is 1.0"),
+        (["loader.global_batch"], {}, "loader.global_batch was None, is 9"),  # it has no default
+        (["world"], {"world": "scenes"}, None),  # changes no weight
+    ],
+    ids=str,
+)
+def test_what_an_older_run_does_not_know_was_the_default(
+    missing: list[str], now: dict[str, Any], answer: str | None, world: Path, tmp_path: Path
+) -> None:
+    config = tiny_run(world)
+    run_it(config, tmp_path / "parts", stop_after=3)
+    forget(tmp_path / "parts", *missing)
+    changes = {
+        name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
+        for name, value in now.items()
+    }
+    changed = replace(config, **changes)
+    if answer is None:
+        parts = run_it(changed, tmp_path / "parts")
+        assert_same_bits(tensors_of(parts), tensors_of(run_it(config, tmp_path / "whole")))
+        return
+    with pytest.raises(CheckpointError, match="is of another run") as caught:
+        run_it(changed, tmp_path / "parts")
+    assert answer in str(caught.value)
+
+
+def test_defaults_are_filled_in_only_where_the_choice_is_the_same() -> None:
+    config = recipe("nano")
+    saved = to_json(config)
+    assert fill_in(saved, config) == saved
+    polynomial = replace(config, corrupt=CorruptConfig(schedule=Polynomial(3.0)))
+    older = {**saved, "corrupt": {"schedule": {"kind": "polynomial"}}}
+    filled = fill_in(older, polynomial)["corrupt"]
+    assert filled["schedule"] == {"kind": "polynomial", "power": 2.0}
+    assert filled["seed"] == 0
+    assert fill_in(older, config)["corrupt"]["schedule"] == {"kind": "polynomial"}
+    assert older["corrupt"] == {"schedule": {"kind": "polynomial"}}  # not changed
 
 
 def test_what_changes_no_weight_may_change(world: Path, tmp_path: Path) -> None:
@@ -226,6 +404,48 @@ def test_other_tokenizers_are_refused(world: Path, stopped: Path, tmp_path: Path
     TokenizerBundle(Vocabulary(text=24, image=11, audio=7)).save(tmp_path)
     with pytest.raises(CheckpointError, match=r"content of vocabulary was '[0-9a-f]{64}', is '[0-9a-f]{64}'"):
         run_it(replace(tiny_run(world), tokenizers=str(tmp_path)), stopped)
+
+
+# -- beginning with the weights of another ----------------------------------------------------------------------------
+
+
+def saved_model(run: loop.Run, folder: Path, bundle: TokenizerBundle) -> str:
+    folder.mkdir()
+    limits = Limits(seq_len=20, text_slot=None, audio_slot=None)
+    write_model(folder, SavedModel(run.best, bundle, limits, "scenes", None), half=False, embedded_tokenizers=None)
+    return str(folder)
+
+
+def test_a_run_can_begin_with_the_weights_of_a_saved_model(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world)
+    bundle = TokenizerBundle.load(config.tokenizers)
+    first = run_it(config, tmp_path / "first")
+    following = replace(config, begin_with=saved_model(first, tmp_path / "saved", bundle), seed=5)
+    begun = loop.start(following, tmp_path / "next", bundle, CPU)
+    assert begun.step == 0
+    for name, weight in first.best.state_dict().items():
+        assert torch.equal(begun.model.state_dict()[name], weight)
+        assert torch.equal(begun.best.state_dict()[name], weight)
+    whole = run_it(following, tmp_path / "next")
+    run_it(following, tmp_path / "parts", stop_after=2)
+    shutil.rmtree(tmp_path / "saved")  # is needed once
+    assert_same_bits(tensors_of(run_it(following, tmp_path / "parts")), tensors_of(whole))
+    assert ", beginning with the weights of " in write_card(tmp_path / "next", 6, whole.best)
+    assert ", beginning with" not in write_card(tmp_path / "first", 6, first.best)
+
+
+def test_a_run_does_not_begin_with_a_model_of_another_shape(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world)
+    bundle = TokenizerBundle.load(config.tokenizers)
+    saved = saved_model(run_it(config, tmp_path / "first", stop_after=1), tmp_path / "saved", bundle)
+    wider = replace(config, begin_with=saved, model=replace(config.model, d_ff=32))
+    with pytest.raises(CheckpointError, match=r"other tokenizers: model\.d_ff was 24, is 32"):
+        loop.start(wider, tmp_path / "next", bundle, CPU)
+    others = TokenizerBundle(Vocabulary(text=24, image=11, audio=7))
+    with pytest.raises(CheckpointError, match=r"other tokenizers: vocabulary was '[0-9a-f]{64}', is"):
+        loop.start(replace(config, begin_with=saved), tmp_path / "next", others, CPU)
+    with pytest.raises(CheckpointError, match="is not a saved Triptych model"):
+        loop.start(replace(config, begin_with=str(tmp_path / "first")), tmp_path / "next", bundle, CPU)
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -389,6 +609,100 @@ def test_the_verb_trains_says_so_and_says_when_it_is_done(
     assert f"optimizer.lr was {recipe('nano').optimizer.lr}, is 0.5" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("fast_peak")
+def test_stopping_after_a_step_is_not_the_end(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    command = words(world, tmp_path / "run", "num_steps=4")
+    again = "run the same command without --stop-after to go on\n"
+    assert main([*command, "--stop-after", "2"]) == 0
+    first = capsys.readouterr()
+    assert first.err.endswith(f"stopped after 2 of 4 steps; {again}")
+    assert "done:" not in first.err
+    assert first.out == ""
+    assert events(tmp_path / "run", "end") == []
+    before = content(tmp_path / "run")
+    assert main([*command, "--stop-after", "2"]) == 0
+    assert capsys.readouterr().err == f"{tmp_path / 'run'} has had 2 of its 4 steps; {again}"
+    assert content(tmp_path / "run") == before
+    assert main([*command, "--stop-after", "9"]) == 0
+    last = capsys.readouterr()
+    assert "done: 4 steps" in last.err
+    assert "stopped" not in last.err
+    assert "triptych generate" in last.out
+    assert len(events(tmp_path / "run", "end")) == 1
+
+
+@pytest.mark.usefixtures("fast_peak")
+@pytest.mark.parametrize(
+    ("save_every", "lost"),
+    [
+        (2, "1 of 3 steps are lost; run the same command to go on after step 2"),
+        (100, "3 of 3 steps are lost; run the same command to begin anew"),
+    ],
+)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_second_signal_stops_at_once_and_says_what_is_lost(
+    number: int,
+    code: int,
+    save_every: int,
+    lost: str,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    def step_with_signals(model: Any, optimizer: Any, step: Step, *rest: Any) -> Any:
+        if step.index == 3:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+        return train_step(model, optimizer, step, *rest)
+
+    monkeypatch.setattr(loop, "train_step", step_with_signals)
+    try:
+        found = main(words(world, tmp_path / "run", "num_steps=9", f"save_every={save_every}"))
+    except SystemExit as stop:
+        found = stop.code
+    assert found == code
+    errors = capsys.readouterr().err
+    assert f"stopped at once: {lost}\n" in errors
+    assert "nothing is lost" not in errors
+    saved = [path.name for path in ckpt.list_checkpoints(tmp_path / "run" / "checkpoints")]
+    assert saved == (["step-00000002"] if save_every == 2 else [])
+
+
+@pytest.mark.usefixtures("fast_peak")
+def test_a_run_that_diverges_ends_with_one_line(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with broken_steps(range(1, 30)):
+        assert main(words(world, tmp_path / "run", "num_steps=30")) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("triptych: error: the loss or the gradient of 10 steps in a row, up to 11, was not")
+    assert lines[-2] == "step     11/30  skipped, because not finite: loss, gradient"
+    assert lines[-11].startswith("step      2/30  skipped")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_rank_has_a_board(
+    rank: int, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boards, heard = [], []
+
+    class FakeBoard:
+        show_samples = None
+
+        def __init__(self, folder: Path, bundle: TokenizerBundle):
+            boards.append(folder)
+
+    def fake_train(run: loop.Run, listeners: list[Any], *_: Any, **__: Any) -> None:
+        run.step = run.config.num_steps
+        heard.extend(listeners)
+
+    monkeypatch.setattr("triptych.board.Board", FakeBoard)
+    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(triptych.train.peak, "matmul_peak", lambda device: 1e12)
+    verbs._train(tiny_run(world, tensorboard=True), tmp_path / "run", None, CPU, Ranks(rank, 2))
+    assert boards == ([tmp_path / "run"] if rank == 0 else [])
+    assert sum(isinstance(each, FakeBoard) for each in heard) == len(boards)
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "answer"),
     [
@@ -403,6 +717,19 @@ def test_the_verb_trains_says_so_and_says_when_it_is_done(
             "nowhere holds no data set. Make it with `triptych scenes make data/scenes`",
         ),
         (["train", "paper_base"], 2, "names no data; add data=FOLDER,FOLDER."),
+        (["train", "nano", "--stop-after", "0"], 2, "--stop-after must be at least 1, got 0."),
+        (["train", "nano", "threads=-1"], 2, "threads must lie between 1 and 4096, or be none for all, got -1."),
+        (["train", "nano", "threads=0"], 2, "threads must lie between 1 and 4096, or be none for all, got 0."),
+        (["train", "nano", "threads=1e9"], 2, "threads must lie between 1 and 4096"),
+        (["train", "nano", "num_steps=1e300"], 2, "num_steps must lie between -2**63 and 2**63, got '1e300'."),
+        (["train", "nano", f"corrupt.seed={2**64}"], 2, "corrupt.seed must lie between -2**63 and 2**63"),
+        (["train", "nano", "keep=0"], 2, "num_steps, log_every, save_every and keep must be at least 1."),
+        (["train", "nano", "save_every=-1"], 2, "num_steps, log_every, save_every and keep must be at least 1."),
+        (["train", "nano", "model.num_heads=5"], 2, "width=128 must be a multiple of 2 * num_heads=10"),
+        (["train", "nano", "z_weight=inf"], 2, "z_weight must lie between 0 and 1e+06, got inf."),
+        (["train", "nano", "z_weight=1e300"], 2, "z_weight must lie between 0 and 1e+06, got 1e+300."),
+        (["train", "nano", "optimizer.clip=inf"], 2, "clip must be positive and finite, or none, got inf."),
+        (["train", "nano", "optimizer.weight_decay=inf"], 2, "weight_decay and warmup_steps must be finite"),
     ],
 )
 def test_mistakes_are_named(

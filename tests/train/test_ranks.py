@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 import train_fakes
-from train_fakes import events, run_it, tiny_run
+from train_fakes import broken_steps, events, run_it, tiny_run
 
+from triptych.cli import main
 from triptych.data.pack import Layout, Packed
 from triptych.train import checkpoint as ckpt
-from triptych.train.ranks import Ranks, join
+from triptych.train.ranks import Ranks, device_name, join
 
 
 def test_without_torchrun_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +28,39 @@ def test_without_torchrun_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> 
     ranks.sum_gradients([torch.zeros(2, requires_grad=True)])
     ranks.barrier()
     assert not Ranks(1, 2).is_first
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "local_rank", "expected"),
+    [
+        ("cuda", "2", "1", "cuda:1"),
+        ("cuda", "4", "0", "cuda:0"),
+        ("cuda", "2", None, "cuda:0"),  # started by something that gives every process one device
+        ("cuda:3", "2", "1", "cuda:3"),
+        ("cpu", "2", "1", "cpu"),
+        ("cuda", "1", "0", "cuda"),
+        ("cuda", None, None, "cuda"),
+    ],
+)
+def test_every_rank_has_a_device_of_its_own(
+    name: str, size: str | None, local_rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in (("WORLD_SIZE", size), ("LOCAL_RANK", local_rank)):
+        monkeypatch.delenv(variable, raising=False)
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+    assert device_name(name) == expected
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 7, reason="it has the device that is to be missing")
+def test_the_verb_asks_for_the_device_of_the_rank(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    data = ["validation_data=", f"data={world / 'train' / 'text'}"]
+    assert main(["train", "nano", *data, "--out", str(tmp_path / "run"), "--device", "cuda"]) == 2
+    assert "--device cuda:7 cannot be used here" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +115,23 @@ def test_only_the_first_rank_keeps_records(two: tuple[Path, list[dict[str, Any]]
     folder, _ = two
     for kind, count in (("run", 1), ("validation", 2), ("saved", 1), ("end", 1)):
         assert len(events(folder / "whole", kind)) == count, kind
+
+
+def test_a_step_that_one_rank_cannot_do_is_skipped_by_both(
+    two: tuple[Path, list[dict[str, Any]]], world: Path, tmp_path: Path
+) -> None:
+    folder, said = two
+    with broken_steps({2}):
+        run_it(tiny_run(world), tmp_path)
+    one, both = events(tmp_path, "step"), events(folder / "broken", "step")
+    assert [event["skipped"] for event in both] == [False, False, True, False, False, False]
+    assert (both[2]["loss"], both[2]["grad_norm"]) == (None, None)
+    for key in ("loss", "grad_norm"):
+        found, expected = ([event[key] for event in each if not event["skipped"]] for each in (both, one))
+        assert found == pytest.approx(expected, rel=1e-4, abs=2e-5)
+    assert said[0]["sums"][2] == said[1]["sums"][2] != said[0]["sums"][0]
+    assert said[0]["diverged"] == said[1]["diverged"]
+    assert "10 steps in a row, up to 11, was not finite" in said[0]["diverged"]
 
 
 def test_a_signal_on_one_rank_stops_both_at_the_same_step(

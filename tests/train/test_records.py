@@ -49,6 +49,29 @@ def test_every_event_is_a_line_of_json_and_is_heard(tmp_path: Path) -> None:
     assert all(event["time"] > 1.7e9 for event in heard)
 
 
+def strict_json(line: str) -> Any:
+    """As other programs read it: without the NaN and Infinity that only Python knows."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    records = Records(tmp_path / "records.jsonl", [heard.append])
+    records("step", step=1, loss=float("nan"), nll={"text": float("inf"), "image": 1.5}, all=[-float("inf"), 2])
+    (line,) = records.path.read_text().splitlines()
+    assert strict_json(line) == heard[0]
+    assert heard[0]["loss"] is None
+    assert heard[0]["nll"] == {"text": None, "image": 1.5}
+    assert heard[0]["all"] == [None, 2]
+    records.path.write_text('{"kind": "step", "step": 1, "loss": NaN}\n')  # as it was written before
+    records.rewind(1)
+    assert strict_json(records.path.read_text())["loss"] is None
+
+
 def test_rewinding_drops_what_came_later(tmp_path: Path) -> None:
     records = Records(tmp_path / "records.jsonl", [])
     records.rewind(0)  # there is nothing yet
@@ -158,6 +181,33 @@ def test_on_a_terminal_steps_overwrite_each_other(
     assert written.endswith("left\r\x1b[2Kwell\n")
 
 
+def test_a_skipped_step_stays_on_the_terminal(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {"text": None, "image": None, "audio": None}
+    skipped = {**STEP, "skipped": True, "loss": None, "grad_norm": None, "nll": nothing}
+    console = Console()
+    console({**STEP, "skipped": False})
+    console(skipped)
+    console({**skipped, "loss": 2.5})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("step    120/1000  loss 2.346")
+    assert lines[1:] == [
+        "step    120/1000  skipped, because not finite: loss, gradient",
+        "step    120/1000  skipped, because not finite: gradient",
+    ]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    Console()(skipped)
+    assert capsys.readouterr().err.endswith("gradient\n")
+
+
+def test_a_validation_that_is_not_finite_is_a_line(capsys: pytest.CaptureFixture) -> None:
+    nelbo = {
+        "text": {"nats_per_token": None, "margin": None, "tokens": 9},
+        "image": {"nats_per_token": 1.0, "margin": 0.5, "tokens": 9},
+    }
+    Console()({"kind": "validation", "step": 500, "nelbo": nelbo})
+    assert capsys.readouterr().err == ("step    500  held out, nats per token: text not finite, image 1.000 ± 0.500\n")
+
+
 # -- TensorBoard ------------------------------------------------------------------------------------------------------
 
 
@@ -180,10 +230,12 @@ def test_the_board_is_written(world: Path, tmp_path: Path) -> None:
         board({**STEP, "step": step, "loss": loss})
     nelbo = {"image|text": {"nats_per_token": 3.25, "margin": 0.01, "tokens": 100}}
     board({"kind": "validation", "step": 40, "nelbo": nelbo})
+    board({**STEP, "step": 41, "skipped": True, "loss": None, "grad_norm": None})
+    board({"kind": "validation", "step": 41, "nelbo": {"image|text": {"nats_per_token": None, "margin": None}}})
 
     config = tiny_run(world, tokenizers="scenes")
-    # Without open ends nothing says how long texts and sounds are: half of a sequence is taken.
-    config = with_loader(config, seq_len=120, open_ends=NO_OPEN_ENDS)
+    # Without open ends the model cannot choose how long a sound is: it is given.
+    config = replace(with_loader(config, seq_len=120, open_ends=NO_OPEN_ENDS), world="scenes")
     model = Transformer(config.model, bundle.vocabulary)
     initialise(model, 0)
     run = Run(config, tmp_path, model, build_optimizer(model, config.optimizer), None, 40, CPU, Ranks())

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from train_fakes import CPU, TINY, first_step, tiny_run, with_loader
+from train_fakes import CPU, TINY, broken_steps, first_step, tiny_run, with_loader
 
 from triptych.data.pack import Grouped, Layout, Packed, Padded
 from triptych.diffusion.corrupt import CorruptConfig, corrupt
 from triptych.model.transformer import ModelConfig, Transformer, initialise
+from triptych.train import loop
 from triptych.train.config import OptimizerConfig, RunConfig
 from triptych.train.ranks import Ranks
 from triptych.train.step import StepSums, build_optimizer, lr_factor, micro_inputs, train_step
@@ -102,7 +103,7 @@ def slow_rows(config: RunConfig) -> list[list[dict[str, Any]]]:
 
 
 def slow_loss(sequences: list[list[dict[str, Any]]], norm: str, total_eligible: int) -> float:
-    """SPEC 4.1 with the linear schedule, written over sequences."""
+    """The definitions, with the linear schedule, written over sequences."""
     losses = []
     for sequence in sequences:
         # alpha = 1 - t: a masked token counts 1 / t, one of the complement 1 / (1 - t)
@@ -235,6 +236,32 @@ def test_steps_are_adamw_with_clipping(clip: float | None, world: Path) -> None:
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), expected[name], atol=1e-5, rtol=1e-4, msg=name)
         assert p.grad is None
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_changes_nothing(what: str, world: Path) -> None:
+    config = tiny_run(world)
+    model = model_of(config)
+    optimizer = build_optimizer(model, config.optimizer)
+
+    def everything() -> list[torch.Tensor]:
+        moments = [value for p in model.parameters() for value in optimizer.state[p].values()]
+        return [value.detach().clone() for value in (*model.parameters(), *moments)]
+
+    with broken_steps({1}, what):
+        first, _ = loop.train_step(model, optimizer, first_step(config, 0), config, TINY, CPU)
+        before = everything()
+        second, norm = loop.train_step(model, optimizer, first_step(config, 1), config, TINY, CPU)
+        after = everything()
+        third, _ = loop.train_step(model, optimizer, first_step(config, 2), config, TINY, CPU)
+    assert (first.skipped, second.skipped, third.skipped) == (False, True, False)
+    assert math.isfinite(second.loss) == (what != "loss")
+    assert math.isfinite(norm) == (what != "gradient")
+    assert len(before) == len(after) == 4 * len(list(model.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(before, after))
+    assert all(value.isfinite().all() for value in everything())
+    assert not torch.equal(everything()[0], after[0])
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_norms_do_not_decay_and_every_parameter_is_in_one_group(world: Path) -> None:

@@ -4,10 +4,12 @@ Run as a program it is one of several ranks: `python train_fakes.py TASK FOLDER`
 """
 
 import json
+import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from triptych.data.pack import Grouped, Layout, Packed
 from triptych.data.shards import Manifest, write_shard
 from triptych.data.types import TokenSample
 from triptych.diffusion.corrupt import CorruptConfig
-from triptych.model.transformer import ModelConfig
+from triptych.model.transformer import Loss, ModelConfig
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import loop
 from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig
@@ -98,6 +100,33 @@ def run_it(config: RunConfig, folder: Path, *, stop_after: int | None = None, **
     return run
 
 
+@contextmanager
+def broken_steps(indices: Collection[int], *what: str) -> Iterator[None]:
+    """Steps whose "loss", or its "gradient", or by default both, are not numbers."""
+    step_as_it_is, what = loop.train_step, what or ("loss", "gradient")
+
+    def spoil(_model: Any, _inputs: Any, loss: Loss) -> Loss:
+        return replace(
+            loss,
+            nll_n=loss.nll_n * (math.nan if "loss" in what else 1),
+            total=loss.total * (math.nan if "gradient" in what else 1),
+        )
+
+    def step_with_nan(model, optimizer, step, *rest):  # type: ignore[no-untyped-def]
+        hook = model.register_forward_hook(spoil) if step.index in indices else None
+        try:
+            return step_as_it_is(model, optimizer, step, *rest)
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    loop.train_step = step_with_nan
+    try:
+        yield
+    finally:
+        loop.train_step = step_as_it_is
+
+
 def first_step(config: RunConfig, index: int = 0) -> Step:
     with Loader(list(config.data), config.loader, start_step=index) as loader:
         return next(loader)
@@ -127,13 +156,22 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 
 def rank_to_the_end(world: Path, folder: Path) -> dict[str, Any]:
-    """Two runs, one after the other: one to its end, and one that a signal to the last rank stops."""
+    """Runs, one after the other: to the end; with steps that the last rank cannot do; stopped by a signal to it."""
     from triptych.train.ranks import join, leave
 
     ranks = join()
     config = tiny_run(world)
     whole = run_it(config, folder / "whole", ranks=ranks)
     packed = run_it(tiny_run(world, layout=Packed(row_length=40)), folder / "packed", ranks=ranks)
+
+    with broken_steps({2} if ranks.rank == ranks.size - 1 else ()):
+        broken = run_it(config, folder / "broken", ranks=ranks)
+    diverged = None
+    with broken_steps(range(1, 30) if ranks.rank == ranks.size - 1 else ()):
+        try:
+            run_it(replace(config, num_steps=30), folder / "diverged", ranks=ranks)
+        except loop.Diverged as error:
+            diverged = str(error)
 
     step_as_it_is = loop.train_step
 
@@ -149,8 +187,8 @@ def rank_to_the_end(world: Path, folder: Path) -> dict[str, Any]:
     except loop.Stopped as stop:
         stopped = [int(stop.number), stop.step]
     leave()
-    sums = [float(sum(value.double().sum() for value in tensors_of(run).values())) for run in (whole, packed)]
-    return {"rank": ranks.rank, "size": ranks.size, "sums": sums, "stopped": stopped}
+    sums = [float(sum(value.double().sum() for value in tensors_of(run).values())) for run in (whole, packed, broken)]
+    return {"rank": ranks.rank, "size": ranks.size, "sums": sums, "diverged": diverged, "stopped": stopped}
 
 
 def main() -> None:

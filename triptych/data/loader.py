@@ -19,7 +19,15 @@ import numpy as np
 from triptych.data.ahead import Ahead
 from triptych.data.mix import Mixture, OnePass, Picks, random_bits, source_weights
 from triptych.data.pack import Layout, Packed, Placement, check_at_least
-from triptych.data.sequences import NO_OPEN_ENDS, Documents, OpenEnds, PackedText, Pairs, SequenceSource
+from triptych.data.sequences import (
+    NO_OPEN_ENDS,
+    PAIR_SPECIALS,
+    Documents,
+    OpenEnds,
+    PackedText,
+    Pairs,
+    SequenceSource,
+)
 from triptych.data.shards import TokenDataset
 from triptych.data.types import Batch
 from triptych.errors import DataError, UserError
@@ -77,6 +85,8 @@ class LoaderConfig:
             raise UserError(f"p_subsample must lie between 0 and 1, got {self.p_subsample!r}.")
         if self.mask_text_eos not in ("packed", "all", "none"):
             raise UserError(f"mask_text_eos must be 'packed', 'all' or 'none', got {self.mask_text_eos!r}.")
+        if self.open_ends.probability and max(self.open_ends.text, self.open_ends.audio) + PAIR_SPECIALS > self.seq_len:
+            raise UserError(f"open ends must leave room for {PAIR_SPECIALS} special tokens in seq_len={self.seq_len}.")
         if isinstance(self.layout, Packed) and (self.layout.row_length or self.seq_len) < self.seq_len:
             raise UserError(f"row_length={self.layout.row_length} must be at least seq_len={self.seq_len}.")
 

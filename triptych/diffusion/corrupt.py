@@ -5,14 +5,16 @@ the global batch and the step: never on ranks, rows or what was drawn before. Re
 
     time      stratified over the global batch: the sample in slot i gets a random point of stratum permutation(i)
     what      both sides of a pair by default; with some probability only one side, the other given whole
-    mask      position p is masked if its own uniform number is below 1 - alpha(t)
+    mask      position p is masked if its own uniform number is at least alpha(t); at the end of a text, if its rank is
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from triptych.data.mix import permute, random_bits
 from triptych.data.types import Batch
@@ -22,7 +24,7 @@ from triptych.vocab import Modality, Vocabulary
 
 # R rows, T tokens in a row, S sequences in the batch, M modalities
 
-_STRATUM, _TIME, _MASK, _SIDE, _CHANCE = range(5)  # what a sample's random bits are for
+_STRATUM, _TIME, _MASK, _SIDE, _CHANCE, _END, _END_SHIFT = range(7)  # what a sample's random bits are for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +33,17 @@ class CorruptConfig:
 
     schedule: Schedule = field(default_factory=Linear)
     """How many tokens are kept at time t."""
+    text_schedule: Schedule | None = None
+    """The same for texts, if they have one of their own: a text has few tokens, and its words depend on each other."""
     time_mode: Literal["shared", "per_modality"] = "shared"
     """One time for a whole sequence (the joint ELBO), or one for each modality in it (averages conditional ELBOs)."""
     p_one_sided: float = 0.0
     """Probability that only one side of a pair, either with even odds, is masked and the other is given whole."""
     p_prompt_masked: float = 0.0
     """Probability that the text of a pair is masked whole and not predicted: the unconditional branch of guidance."""
+    p_text_end: float = 0.0
+    """Probability that what is masked of a text is its end instead of places all over it: how a text is continued and
+    a question answered. As many positions are masked as the time says."""
     smallest_time: float = 1e-3
     """Times are drawn from here to 1; with complements also only up to 1 minus this."""
     seed: int = 0
@@ -49,6 +56,8 @@ class CorruptConfig:
                 "p_one_sided and p_prompt_masked must not be negative nor sum to more than 1, "
                 f"got {self.p_one_sided} and {self.p_prompt_masked}."
             )
+        if not 0 <= self.p_text_end <= 1:
+            raise UserError(f"p_text_end must lie between 0 and 1, got {self.p_text_end}.")
         if not 0 < self.smallest_time < 0.5:
             raise UserError(f"smallest_time must lie between 0 and 0.5, got {self.smallest_time}.")
 
@@ -80,9 +89,10 @@ def corrupt(
 ) -> Corrupted:
     """Mask a batch. Views 0 and 1 of a sample mask complementary positions, each with its own weight (anti-masking)."""
     times_SM = sample_times(batch, config, step, global_batch, both_ends=view is not None)
-    keep_SM = config.schedule.alpha(torch.from_numpy(times_SM)).numpy()
-    weigh = config.schedule.weight if view != 1 else lambda t: complement_weight(config.schedule, t)
-    weight_SM = weigh(torch.from_numpy(times_SM)).numpy()
+    keep_SM = _by_modality(config, times_SM, lambda schedule, t: schedule.alpha(t))
+    weight_SM = _by_modality(
+        config, times_SM, lambda schedule, t: schedule.weight(t) if view != 1 else complement_weight(schedule, t)
+    )
 
     if not len(batch.sample_ids):  # an empty micro-batch, there so that all ranks have as many
         return Corrupted(batch.tokens, batch.maskable, weight_SM, np.zeros(0, np.int64), times_SM)
@@ -94,6 +104,8 @@ def corrupt(
     uniform_RT = _uniform(
         random_bits(config.seed, _MASK, batch.epochs[sequence_RT], batch.sample_ids[sequence_RT], batch.positions)
     )
+    if config.p_text_end:
+        _mask_ends(uniform_RT, batch, config, sequence_RT)
     chosen_RT = uniform_RT >= keep_SM[sequence_RT, modality_RT]
     predicted_RT = eligible_RT & (chosen_RT if view != 1 else ~chosen_RT)
 
@@ -101,6 +113,17 @@ def corrupt(
     tokens_RT = np.where(predicted_RT | whole_RT, masks[modality_RT], batch.tokens)
     num_eligible = np.bincount(sequence_RT[eligible_RT], minlength=len(batch.sample_ids))
     return Corrupted(tokens_RT, predicted_RT, weight_SM, num_eligible, times_SM)
+
+
+def _by_modality(
+    config: CorruptConfig, times_SM: np.ndarray, function: Callable[[Schedule, Tensor], Tensor]
+) -> np.ndarray:
+    """A function of every modality's schedule and times, [S, M]."""
+    columns = []
+    for modality in Modality:
+        own = config.text_schedule if modality == Modality.TEXT else None
+        columns.append(function(own or config.schedule, torch.from_numpy(times_SM[:, modality])).numpy())
+    return np.stack(columns, axis=1)
 
 
 def sample_times(
@@ -133,6 +156,20 @@ def _sides(batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> tupl
     given_RT = one_sided_S[sequence_RT] & (is_text_RT != only_text_S[sequence_RT])
     whole_RT = batch.maskable & prompt_masked_S[sequence_RT] & is_text_RT
     return batch.maskable & ~given_RT & ~whole_RT, whole_RT
+
+
+def _mask_ends(uniform_RT: np.ndarray, batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> None:
+    """Give the texts of some sequences numbers that rise from their first token to their last.
+
+    Shifted by one uniform number for all, each number is uniform, so as many are masked as the schedule says.
+    """
+    ends_S = _uniform(random_bits(config.seed, _END, batch.epochs, batch.sample_ids)) < config.p_text_end
+    shift_S = _uniform(random_bits(config.seed, _END_SHIFT, batch.epochs, batch.sample_ids))
+    is_text = batch.maskable & (batch.modality_ids == Modality.TEXT) & ends_S[sequence_RT]
+    sequence_n = sequence_RT[is_text]
+    _, first_n, place_n, count_n = np.unique(sequence_n, return_index=True, return_inverse=True, return_counts=True)
+    rank_n = np.arange(len(sequence_n)) - first_n[place_n]  # a sequence lies in one piece
+    uniform_RT[is_text] = (rank_n + shift_S[sequence_n]) / count_n[place_n]
 
 
 def _uniform(bits: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 With L open positions, k uniform in 1..L and a uniform set of k of them masked,
 
-    E [ L / k * sum of the masked positions' losses ]  =  negative ELBO of the sequence, in nats         (SPEC 4.2)
+    E [ L / k * sum of the masked positions' losses ]  =  negative ELBO of the sequence, in nats
 
 which has none of the 1 / t variance of drawing times. Masks are a pure function of (seed, sample, draw): two models,
 or one model at two steps, are compared on the same masks.

@@ -4,10 +4,13 @@ With M eligible positions in a sequence, I the predicted ones, w the ELBO weight
 
     sequence        w / M / B            unbiased per-token ELBO of every sequence, averaged over sequences; the default
     tokens          w / sum of M         the same over all tokens: long sequences count more
-    masked          1 / |I| / B          equal to `sequence` up to M / (M + 1), with less variance; linear schedule only
-    paper_literal   w / |I| / B          as the paper prints it: counts the time twice and is not an ELBO (SPEC 4.1)
+    masked          1 / |I| / B          with the linear schedule `sequence` up to M / (M + 1), with less variance; with
+                                         others reweighted to where they stay longer, no bound (as MaskGIT trains)
+    paper_literal   w / |I| / B          as the paper prints it: counts the time twice and is not an ELBO
 
-All divide by totals of the global batch, so the sum over ranks and micro-batches is the loss of the step.
+What is said of ELBOs holds for masks drawn position by position: not with `p_text_end` or `p_prompt_masked`, and with
+`p_one_sided` for mixtures of conditional ELBOs. All divide by totals of the global batch, so the sum over ranks and
+micro-batches is the loss of the step.
 """
 
 from typing import Literal, get_args
@@ -15,20 +18,17 @@ from typing import Literal, get_args
 import numpy as np
 
 from triptych.data.types import Batch
-from triptych.diffusion.corrupt import CorruptConfig, Corrupted
-from triptych.diffusion.schedule import Linear
+from triptych.diffusion.corrupt import Corrupted
 from triptych.errors import UserError, did_you_mean
 from triptych.vocab import Modality
 
 Norm = Literal["sequence", "tokens", "masked", "paper_literal"]
 
 
-def check_norm(norm: str, config: CorruptConfig) -> None:
-    """Refuse what is not an estimate of anything."""
+def check_norm(norm: str) -> None:
+    """Refuse names of nothing."""
     if norm not in get_args(Norm):
         raise UserError(f"unknown loss norm {norm!r}.{did_you_mean(norm, list(get_args(Norm)))}")
-    if norm == "masked" and not isinstance(config.schedule, Linear):
-        raise UserError(f"the norm 'masked' is the ELBO only with the linear schedule, got {config.schedule}.")
 
 
 def token_weights(

@@ -5,7 +5,7 @@ time t by
 
     w(t) = -alpha'(t) / (1 - alpha(t))            and the complement of a mask by   w_c(t) = -alpha'(t) / alpha(t)
 
-(SPEC 3, 4.3; MD4 prints w with the sign that multiplies log p). Since w dt = du / u, the expected loss does not depend
+(MD4 prints w with the sign that multiplies log p). Since w dt = du / u, the expected loss does not depend
 on the schedule; only the variance of its estimate does.
 """
 

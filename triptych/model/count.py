@@ -1,6 +1,6 @@
-"""What a model costs, exactly, without building it: parameters, FLOPs per token, bytes (SPEC 5).
+"""What a model costs, exactly, without building it: parameters, FLOPs per token, bytes.
 
-    parameters   layers (4 d^2 + 3 d d_ff + 2 d + 2 d_head) + d  + 2 V d (untied)
+    parameters   layers (4 d^2 + 3 d d_ff + 2 d + 2 d_head) + d  + 2 V d (untied) + 3 places d
     forward      2 FLOPs per weight of a matrix, attention 4 layers n_ctx d (bidirectional), unembedding 2 V d
     training     three times the forward
 
@@ -31,7 +31,8 @@ class Parameters:
 def parameters(config: ModelConfig, vocabulary: Vocabulary) -> Parameters:
     d = config.width
     block = 4 * d**2 + 3 * d * config.d_ff + 2 * d + 2 * config.head_width
-    return Parameters(config.num_layers * block + d, vocabulary.size * d, vocabulary.size * d)
+    embedding = (vocabulary.size + 3 * config.places) * d
+    return Parameters(config.num_layers * block + d, embedding, vocabulary.size * d)
 
 
 @dataclass(frozen=True)

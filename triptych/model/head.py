@@ -7,7 +7,7 @@
 
 Rows are taken in chunks; each chunk's logits become probabilities and then gradients in place, so that the gradient
 with respect to hidden rows and unembedding is there when the forward pass ends: three matrix products in all, where
-recomputing in the backward pass would take four (SPEC 8).
+recomputing in the backward pass would take four.
 """
 
 from typing import Any

@@ -49,7 +49,7 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.qkv = nn.Parameter(torch.empty(3 * width, width))
         self.proj = nn.Parameter(torch.empty(width, width))
-        # Gains are shared by the heads: their rule of transfer differs from that of per-head gains (SPEC 2.1).
+        # Gains are shared by the heads: their rule of transfer differs from that of per-head gains.
         self.q_norm = RMSNorm(width // num_heads, eps, "attn_q_norm")
         self.k_norm = RMSNorm(width // num_heads, eps, "attn_k_norm")
 

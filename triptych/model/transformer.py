@@ -34,23 +34,31 @@ class ModelConfig:
     """Width inside the gated MLP; it has three matrices of width x d_ff."""
     softmax_scope: SoftmaxScope = "full"
     """Whether a masked position competes among all ids (the paper) or among those of its own modality."""
+    places: int = 0
+    """How many places of a text, a picture and a sound, counted from its BOS, have learned vectors: see
+    docs/decisions/0014. 0 for none, as in the paper."""
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
     init_std: float = 0.02
     """Of every matrix; norms start at 1."""
     residual_scale: float = 1.0
-    """What every block's branches are multiplied by: 1 at the base depth (SPEC 2)."""
+    """What every block's branches are multiplied by: 1 at the base depth."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "num_heads", "d_ff"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{name} must be a positive integer, got {value!r}.")
+        if not isinstance(self.places, int) or self.places < 0:
+            raise UserError(f"places must be a whole number of at least 0, got {self.places!r}.")
         if self.width % (2 * self.num_heads):
             raise UserError(
                 f"width={self.width} must be a multiple of 2 * num_heads={2 * self.num_heads}: "
                 "every head turns pairs of numbers by their position."
             )
+        for name in ("rope_base", "norm_eps", "init_std", "residual_scale"):
+            if not 0 < getattr(self, name) < 1e30:
+                raise UserError(f"{name} must be positive and finite, got {getattr(self, name)!r}.")
         if self.softmax_scope not in get_args(SoftmaxScope):
             known = did_you_mean(str(self.softmax_scope), list(get_args(SoftmaxScope)))
             raise UserError(f"unknown softmax_scope {self.softmax_scope!r}.{known}")
@@ -102,6 +110,33 @@ class Embedding(nn.Module):
         return F.embedding(tokens, torch.cat(self.blocks))
 
 
+class Places(nn.Module):
+    """A vector for every place of a text, a picture and a sound, counted from the BOS before it."""
+
+    def __init__(self, vocabulary: Vocabulary, count: int, width: int):
+        super().__init__()
+        self.count, self.vocabulary = count, vocabulary
+        self.roles = {}
+        for modality in Modality:
+            name = modality.name.lower()
+            self.roles[name] = f"embed_place_{name}"
+            self.register_parameter(name, nn.Parameter(torch.empty(count, width)))
+
+    def forward(self, tokens_RT: Tensor) -> Tensor:
+        """[R, T, D], zero for TASK and past the tables' ends."""
+        column_T = torch.arange(tokens_RT.shape[1], device=tokens_RT.device)
+        row_RT, is_bos_RT = torch.full_like(tokens_RT, -1), torch.zeros_like(tokens_RT, dtype=torch.bool)
+        for modality in Modality:
+            ids = self.vocabulary.ids(modality)
+            row_RT[(tokens_RT >= ids.start) & (tokens_RT < ids.stop)] = modality * self.count
+            is_bos_RT |= tokens_RT == self.vocabulary.bos(modality)
+        place_RT = column_T - column_T.where(is_bos_RT, 0).cummax(1).values
+        has_none_RT = (row_RT < 0) | (place_RT >= self.count)
+        # The last row is zero.
+        tables = F.pad(torch.cat([getattr(self, modality.name.lower()) for modality in Modality]), (0, 0, 0, 1))
+        return F.embedding((row_RT + place_RT).masked_fill_(has_none_RT, len(tables) - 1), tables)
+
+
 class Transformer(nn.Module):
     """tokens -> hidden states, and with targets -> the loss, in one call so that sharding from outside sees it all."""
 
@@ -109,6 +144,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
         self.embed = Embedding(vocabulary, config.width, "embed")
+        self.places = Places(vocabulary, config.places, config.width) if config.places else None
         self.blocks = nn.ModuleList(
             Block(layer, config.width, config.num_heads, config.d_ff, config.norm_eps, config.residual_scale)
             for layer in range(config.num_layers)
@@ -124,6 +160,8 @@ class Transformer(nn.Module):
         `attend` [R, 1, T, T] says which positions see each other; None means all of a row.
         """
         x_RTD = self.embed(tokens)
+        if self.places is not None:
+            x_RTD = x_RTD + self.places(tokens)
         cos, sin = rotary_angles(positions, self.config.head_width, self.config.rope_base)
         if attend is not None:
             # Once, as what attention adds to its scores: on the CPU every block would convert and keep its own.

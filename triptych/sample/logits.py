@@ -1,6 +1,6 @@
 """From the model's logits to a drawn token: guidance, which tokens may stand there, temperature, top-p, the draw.
 
-Pure functions, to be called in this order (SPEC 9). The model gives float32; from here on all is float64, because a
+Pure functions, to be called in this order. The model gives float32; from here on all is float64, because a
 float32 cumulative sum over 100,000 columns would lose the rare tokens, and with them some of the temperature.
 
 A row gives the same bits whatever other rows it stands among. That forbids `sum` and `logsumexp`, whose order of

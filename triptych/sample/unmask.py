@@ -1,4 +1,4 @@
-"""Samplers: which of the masked positions are filled in at which look of the model. One function each (SPEC 9).
+"""Samplers: which of the masked positions are filled in at which look of the model. One function each.
 
     sampler           fills in at a look                                                   law
     ancestral         every position with the probability the schedule says, by itself     exact as steps grow
@@ -329,7 +329,7 @@ class _Look:
 
     def alphas(self, schedule: Schedule) -> tuple[Tensor, Tensor]:
         """[B] each: alpha at the time before this look and at the time after it."""
-        left = self.steps - self.taken
+        left = (self.steps - self.taken).double()  # integers would divide into float32
         return _rowwise(schedule.alpha, left / self.steps), _rowwise(schedule.alpha, (left - 1) / self.steps)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from triptych.scenes import grammar
 from triptych.scenes.grammar import Scene, sample_scene
@@ -28,10 +27,16 @@ Report = Callable[[str], None]
 
 TEXT_DOCUMENTS = 30_000
 TEXT_VOCABULARY = 1_024  # an upper bound: merging ends when every word of the world is one token
-IMAGE_STEPS, IMAGE_BATCH = 4_000, 16
-BLANK_PICTURES = 2_000
-IMAGE_NETWORK: dict[str, Any] = {"channels": (64, 128), "patch": 4, "codes": 1_024, "latent_channels": 8, "groups": 8}
-SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_DECODER_STEPS = 4_000, 2, 4_000
+IMAGE_STEPS, IMAGE_BATCH = 3_000, 8
+IMAGE_NETWORK: dict[str, Any] = {
+    "local": True,
+    "channels": (64, 128, 128),
+    "patch": 4,
+    "codes": 512,
+    "latent_channels": 8,
+    "groups": 8,
+}
+SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_DECODER_STEPS = 4_000, 1, 4_000
 
 
 def fit_text(report: Report) -> ByteBPE:
@@ -48,25 +53,19 @@ def fit_text(report: Report) -> ByteBPE:
 def fit_image(report: Report) -> MoVQ:
     tokenizer = MoVQ.small(PICTURE, **IMAGE_NETWORK)
     fit_movq(
-        tokenizer.model,
-        _picture_batches(tokenizer.patch),
+        tokenizer,
+        _picture_batches(),
         IMAGE_STEPS,
         report=lambda r: report(" ".join(f"{name} {value:.4g}" for name, value in r.items())),
     )
-    return with_blank_codes(tokenizer)
+    return tokenizer
 
 
-def with_blank_codes(tokenizer: MoVQ) -> MoVQ:
-    """One code for all empty patches, found on training pictures: see docs/decisions/0012."""
-    rng = np.random.default_rng(3)
-    return tokenizer.with_blank_codes([picture(sample_scene(rng, "train"), rng) for _ in range(BLANK_PICTURES)])
-
-
-def _picture_batches(patch: int) -> Iterator[torch.Tensor]:
+def _picture_batches() -> Iterator[torch.Tensor]:
     rng = np.random.default_rng(0)
     while True:
         pictures = [picture(_crowded_scene(rng), rng) for _ in range(IMAGE_BATCH)]
-        yield F.pixel_unshuffle(torch.from_numpy(to_pixels(pictures)), patch)
+        yield torch.from_numpy(to_pixels(pictures))
 
 
 def _crowded_scene(rng: np.random.Generator) -> Scene:

@@ -44,6 +44,7 @@ _RELATION_PHRASES = {
 }
 # Ways to open a caption; "{is}" agrees with the number of the first group.
 _OPENINGS = ("", "there {is} ", "here {is} ", "a picture of ", "we see ", "this picture shows ")
+CAPTION_PROMPT = "a picture of"  # the opening that only a description has; others begin like a question, too
 CATEGORIES = ("single object", "two objects", "counting", "colours", "position", "colour attribution")
 
 
@@ -276,6 +277,29 @@ _RELATION_OF = {phrase: relation for relation, phrases in _RELATION_PHRASES.item
 _OPENING = re.compile(
     "|".join(re.escape(text.replace("{is}", verb)) for text in _OPENINGS[1:] for verb in ("is", "are"))
 )
+
+
+_SPOKEN_PART = re.compile(
+    r"\b(?:"
+    + "|".join(
+        [
+            *(re.escape(text.replace("{is}", verb).strip()) for text in _OPENINGS[1:] for verb in ("is", "are")),
+            rf"(?:{'|'.join(_COUNT_OF)}) (?:{'|'.join(COLOURS)})",
+            rf"(?:an|a|two) (?:{'|'.join(sorted(_KIND_OF, key=len, reverse=True))})",
+            *sorted(_RELATION_OF, key=len, reverse=True),
+            r"\w+",
+        ]
+    )
+    + r")\b"
+)
+
+
+def spoken_parts(text: str) -> list[str]:
+    """Where a reader may pause: openings, "a red", "two foxes", "to the left of", else single words.
+
+    Few enough that each is heard hundreds of times, and every caption, of unseen compositions too, is made of them.
+    """
+    return _SPOKEN_PART.findall(text)
 
 
 def parse(text: str) -> Scene | None:

@@ -3,7 +3,7 @@
 Reading is matching pursuit over the world's own sprites. A sprite T at some place explains the picture P better than
 white does by
 
-    gain = |1 - P|^2 - |T - P|^2 = 2 <1 - P, 1 - T> - |1 - T|^2        (over the sprite's 24 x 24 window)
+    gain = |1 - P|^2 - |T - P|^2 = 2 <1 - P, 1 - T> - |1 - T|^2        (over the sprite's 28 x 28 window)
 
 which is one correlation. The best sprite and place are taken, painted out, and the search goes on until nothing left
 looks like a thing. What remains and is too much to be blur counts as an unreadable thing, so that a smudge cannot pass.
@@ -46,7 +46,7 @@ class Reading:
 
 @cache
 def _templates() -> tuple[torch.Tensor, torch.Tensor]:
-    """Every look's difference from white [L, 3, 24, 24], and its energy [L]."""
+    """Every look's difference from white [L, 3, 28, 28], and its energy [L]."""
     contrast = np.stack([sprites()[look][..., 3:] * (1 - sprites()[look][..., :3]) for look in LOOKS])
     templates = torch.from_numpy(contrast).movedim(-1, 1).contiguous()
     return templates, templates.square().sum((1, 2, 3))

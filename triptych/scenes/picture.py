@@ -1,6 +1,5 @@
 """Scenes to pixels: where each thing stands, and the 64 x 64 picture of it."""
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +9,9 @@ from triptych.scenes.grammar import Scene
 from triptych.scenes.sprites import SIZE, Look, sprites
 
 PICTURE = 64
-STEP = 8  # things stand on the lattice of the image tokenizer's codes: see docs/decisions/0011
-_GAP = 4  # pixels between things: two touching squares would look like one thing
-_CELL = PICTURE // 2  # several things stand in the quarters of the picture, one in each
+PLOT = 32  # what a thing has to itself; with the margin around it, two squares side by side do not look like one thing
+STEP = 16  # plots lie on the lattice of the image tokenizer's codes: see docs/decisions/0011
+_MARGIN = (PLOT - SIZE) // 2
 
 
 @dataclass(frozen=True)
@@ -24,28 +23,43 @@ class Placed:
     y: int
 
     @property
+    def plot(self) -> tuple[int, int, int, int]:
+        """Left, top, right, bottom in pixels of what the thing has to itself."""
+        left, top = self.x - _MARGIN, self.y - _MARGIN
+        return left, top, left + PLOT, top + PLOT
+
+    @property
     def centre(self) -> tuple[float, float]:
         return self.x + SIZE / 2, self.y + SIZE / 2
 
 
 def place(scene: Scene, rng: np.random.Generator) -> list[Placed]:
-    """Choose a place for every thing: a lone thing anywhere, several in quarters, related groups on facing sides."""
+    """Choose a place for every thing: a lone one anywhere, several in quarters; only related groups face each other."""
     looks = [(group.kind, group.colour) for group in scene.groups for _ in range(group.count)]
     if len(looks) == 1:
-        x, y = STEP * rng.integers((PICTURE - SIZE) // STEP + 1, size=2)
-        return [Placed(looks[0], int(x), int(y))]
-    if scene.relation:
-        cells = _facing_cells(scene, rng)
+        corners = [STEP * rng.integers((PICTURE - PLOT) // STEP + 1, size=2)]
+    elif scene.relation:
+        corners = [PLOT * np.array(cell) for cell in _facing_cells(scene, rng)]
     else:
-        cells = [divmod(int(cell), 2) for cell in rng.permutation(4)[: len(looks)]]
+        corners = [PLOT * np.array(cell) for cell in _scattered_cells(scene, rng)]
+    return [Placed(look, int(x) + _MARGIN, int(y) + _MARGIN) for look, (x, y) in zip(looks, corners)]
+
+
+def _scattered_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Cells (column, row) for things without a relation: two groups do not face each other.
+
+    So a picture tells whether a relation is meant, and there is one right thing to say about it.
+    """
     while True:
-        things = [Placed(look, *_jitter(column, row, rng)) for look, (column, row) in zip(looks, cells)]
-        if all(_apart(a, b) for a, b in itertools.combinations(things, 2)):
-            return things
+        cells = [divmod(int(cell), 2) for cell in rng.permutation(4)[: sum(group.count for group in scene.groups)]]
+        first = scene.groups[0].count
+        if not _face_each_other(cells[:first], cells[first:]):
+            return cells
 
 
-def _apart(a: Placed, b: Placed) -> bool:
-    return max(abs(a.x - b.x), abs(a.y - b.y)) >= SIZE + _GAP
+def _face_each_other(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> bool:
+    """Whether two groups stand on different sides along one direction, and not, diagonally, along both."""
+    return sum(not {cell[axis] for cell in some} & {cell[axis] for cell in others} for axis in (0, 1)) == 1
 
 
 def _facing_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int]]:
@@ -60,12 +74,6 @@ def _facing_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int
         places = (0, 1) if group.count == 2 else (lone_place,)
         cells += [(side, place) if scene.relation in ("left of", "right of") else (place, side) for place in places]
     return cells
-
-
-def _jitter(column: int, row: int, rng: np.random.Generator) -> tuple[int, int]:
-    free = (_CELL - SIZE) // STEP + 1
-    dx, dy = STEP * rng.integers(free, size=2)
-    return column * _CELL + int(dx), row * _CELL + int(dy)
 
 
 def draw(things: list[Placed]) -> Image.Image:

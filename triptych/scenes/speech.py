@@ -1,4 +1,4 @@
-"""Captions to speech: the voice of `hibari-tts` (Apache-2.0), calm or brisk."""
+"""Captions to speech: the voice of `hibari-tts` (Apache-2.0), part by part, each on the lattice of the codes."""
 
 from functools import cache
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import require
+from triptych.scenes.grammar import spoken_parts
 from triptych.tokenizers.base import Sound
 
-PACES = (0.95, 1.15)  # 1 is the voice's own; see docs/decisions/0013 on why there are two and not a range
+FRAME = 0.04  # seconds, of the embedded audio tokenizer: see docs/decisions/0013 on why parts fill whole frames
+LONGEST_REST = 5  # frames of quiet at the end
 _QUIET = 0.003  # loudness (root mean square over 10 ms) below which nothing is said
-_MARGIN = 0.05  # seconds of quiet kept before and after
+_MARGIN = 0.02  # seconds of quiet kept before and after: half a window of the tokenizer
 
 
 @cache
@@ -19,10 +21,24 @@ def _voice() -> Any:
 
 
 def speak(text: str, rng: np.random.Generator) -> Sound:
-    """Read a sentence aloud, calmly or briskly: the pace is drawn from `rng`."""
-    pace = PACES[rng.integers(len(PACES))]
-    samples = _voice()(text[0].upper() + text[1:] + ".", speed=pace, seed=0)
-    return trim(Sound(samples, _voice().sample_rate))
+    """Read a sentence aloud; how long the quiet at its end is, is drawn from `rng`."""
+    parts = [_say(part) for part in spoken_parts(text)]
+    rate = _voice().sample_rate
+    rest = np.zeros(int(rng.integers(LONGEST_REST + 1)) * _frame(rate), np.float32)
+    return Sound(np.concatenate([*parts, rest]), rate)
+
+
+@cache
+def _say(part: str) -> np.ndarray:
+    """A part of a sentence, with the tune of one that goes on, in whole frames."""
+    rate = _voice().sample_rate
+    samples = trim(Sound(_voice()(part.capitalize() + ",", seed=0), rate)).samples
+    missing = -len(samples) % _frame(rate)
+    return np.pad(samples, (missing // 2, missing - missing // 2))
+
+
+def _frame(rate: int) -> int:
+    return round(FRAME * rate)
 
 
 def trim(sound: Sound) -> Sound:

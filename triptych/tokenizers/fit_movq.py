@@ -7,11 +7,12 @@ that nothing uses is set on a latent of the current batch. That keeps all codes 
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from triptych.tokenizers.image import MoVQ
 
 # B batch, C channels, K codes, N latents in a batch
 
@@ -55,7 +56,7 @@ def nearest_code(latents: Tensor, codes: Tensor) -> Tensor:
 
 
 def fit_movq(
-    model: Any,
+    tokenizer: MoVQ,
     batches: Iterator[Tensor],
     steps: int,
     learning_rate: float = 2e-3,
@@ -65,11 +66,12 @@ def fit_movq(
     report: Callable[[dict[str, float]], None] | None = None,
     report_every: int = 100,
 ) -> None:
-    """Train `diffusers.VQModel` in place on batches [B, C, H, W] in [-1, 1].
+    """Train a tokenizer's network in place on pictures [B, 3, H, W] in [-1, 1].
 
     For the first `quantize_from` of the steps it is a plain autoencoder; then the codebook is placed on its latents.
     """
     generator = torch.Generator().manual_seed(seed)
+    model = tokenizer.model
     codes = model.quantize.embedding.weight
     codes.requires_grad_(False)
     codebook = FollowingCodebook(codes.data)
@@ -85,7 +87,7 @@ def fit_movq(
     model.train()
     for step in range(steps):
         images = next(batches)
-        latents = model.encode(images).latents
+        latents = tokenizer.latents(images)
         flat = latents.movedim(1, -1).reshape(-1, latents.shape[1])
         commit = torch.zeros(())
         if step < quantize_step:
@@ -99,7 +101,7 @@ def fit_movq(
             commit = F.mse_loss(latents, chosen)
             codebook.follow(flat.detach(), indices, generator)
             quantized = latents + (chosen - latents).detach()
-        decoded = model.decode(quantized, force_not_quantize=True).sample
+        decoded = tokenizer.pixels(quantized)
         # Most of a picture may be plain background: what differs from white counts more.
         weight = 1 + 3 * (images.mean(1, keepdim=True) < 0.95)
         error = decoded - images

@@ -26,7 +26,6 @@ from triptych.tokenizers.movq_keys import to_diffusers
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
 from triptych.vocab import Modality
 
-_WHITE = 252  # of 255: what still counts as empty
 _WEIGHTS = "diffusion_pytorch_model.safetensors"  # with config.json, what diffusers writes and reads
 _SBER = {"67M": (128, 2), "102M": (128, 4), "270M": (256, 2)}  # width of the first level, residual blocks per level
 
@@ -92,22 +91,20 @@ class MoVQ:
     differently for another batch shape (2e-6 on CPU), which now and then moves a latent to another code. So an item's
     ids never depend on its batch mates. More than 1 pays on a GPU.
 
-    `blank` names codes that all mean an empty patch, the first standing for all of them. An encoder that sees the whole
-    picture spreads plain ground over hundreds of codes, which tell a decoder nothing and a model only noise.
+    A `local` one encodes every patch alone, so that a code says what its patch shows and nothing else. An encoder that
+    sees the whole picture gives the same patch many codes: finer pictures, but to a model of codes that is noise.
     """
 
     kind = "movq"
     modality = Modality.IMAGE
 
-    def __init__(self, model: Any, resolution: int, batch_size: int = 1, blank: Sequence[int] = ()):
+    def __init__(self, model: Any, resolution: int, batch_size: int = 1, local: bool = False):
         """`model` is a `diffusers.VQModel`, whose annotations a type checker cannot use."""
         self.model = model.eval()
-        self.blank = tuple(blank)
-        if any(not 0 <= code < self.vocab_size for code in self.blank):
-            raise CheckpointError(f"blank codes must lie in [0, {self.vocab_size}).")
-        self._stands_for = np.arange(self.vocab_size, dtype=np.int32)
-        self._stands_for[list(self.blank)] = self.blank[0] if self.blank else 0
-        self.resolution, self.batch_size = resolution, batch_size
+        self.resolution, self.batch_size, self.local = resolution, batch_size, local
+        if local and model.config.block_out_channels[-1] < 4 * model.config.norm_num_groups:
+            # A patch alone is one vector in the end, of which norms over single channels leave nothing.
+            raise UserError("a local MoVQ needs at least 4 channels to a group in its last level.")
         self.patch = math.isqrt(model.config.in_channels // 3)
         factor = self.patch * 2 ** (len(model.config.block_out_channels) - 1)
         if resolution < factor or resolution % factor:
@@ -115,13 +112,13 @@ class MoVQ:
         self.grid = resolution // factor
 
     @classmethod
-    def small(cls, resolution: int = 64, seed: int = 0, **config: Any) -> "MoVQ":
+    def small(cls, resolution: int = 64, seed: int = 0, local: bool = False, **config: Any) -> "MoVQ":
         """An untrained one; `config` goes to `small_config`."""
         from diffusers import VQModel
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return cls(VQModel(**small_config(**config)), resolution)
+            return cls(VQModel(**small_config(**config)), resolution, local=local)
 
     @classmethod
     def from_sber(cls, path: str | Path, size: str = "270M", resolution: int = 256) -> "MoVQ":
@@ -134,7 +131,7 @@ class MoVQ:
         return cls(_build(config, to_diffusers(_read_checkpoint(Path(path))), Path(path)), resolution)
 
     @classmethod
-    def from_folder(cls, folder: str | Path, resolution: int = 256, blank: Sequence[int] = ()) -> "MoVQ":
+    def from_folder(cls, folder: str | Path, resolution: int = 256, local: bool = False) -> "MoVQ":
         """Load a folder written by diffusers (Kandinsky's `movq` is one): config.json and safetensors, never pickle."""
         folder = Path(folder)
         try:
@@ -146,7 +143,7 @@ class MoVQ:
             raise CheckpointError(
                 f"{folder} is not a diffusers VQModel with config.json and {_WEIGHTS} ({error})."
             ) from error
-        return cls(_build(config, weights, folder), resolution, blank=blank)
+        return cls(_build(config, weights, folder), resolution, local=local)
 
     @classmethod
     def load(cls, folder: Path) -> "MoVQ":
@@ -154,7 +151,7 @@ class MoVQ:
         resolution = spec.get("resolution")
         if not isinstance(resolution, int):
             raise CheckpointError(f"{folder}/tokenizer.json must give the resolution, got {resolution!r}.")
-        return cls.from_folder(folder, resolution, spec.get("blank", ()))
+        return cls.from_folder(folder, resolution, spec.get("local", False))
 
     def save(self, folder: str | Path, half: bool = False) -> None:
         """Write a folder that `load` and diffusers can read.
@@ -166,7 +163,7 @@ class MoVQ:
         fingerprint = self._hash({name: weight.float() for name, weight in weights.items()})
         folder = Path(folder)
         fields = {"resolution": self.resolution, "vocab_size": self.vocab_size, "fingerprint": fingerprint}
-        write_spec(folder, self.kind, **fields, **({"blank": self.blank} if self.blank else {}))
+        write_spec(folder, self.kind, **fields, **({"local": True} if self.local else {}))
         self.model.save_config(folder)
         save_file(weights, folder / _WEIGHTS)
 
@@ -193,36 +190,19 @@ class MoVQ:
         # Not the whole configuration, which gains fields with new releases of diffusers.
         decisive = {name: self.model.config[name] for name in small_config()}
         config = {"kind": self.kind, "resolution": self.resolution, "model": decisive}
-        if self.blank:
-            config["blank"] = self.blank
+        if self.local:
+            config["local"] = True
         return hash_arrays(config, {name: weight.numpy() for name, weight in weights.items()})
-
-    def with_blank_codes(self, pictures: Sequence[Image.Image], share: float = 0.99) -> "MoVQ":
-        """The same, with one code for empty patches: codes that pictures use for white patches at least so often.
-
-        The commonest of them stands for all.
-        """
-        codes = np.stack(MoVQ(self.model, self.resolution, self.batch_size).encode(pictures))
-        squares = [np.asarray(resize_with_white_padding(picture, self.resolution)) for picture in pictures]
-        size = self.resolution // self.grid
-        patches = np.stack(squares).reshape(len(squares), self.grid, size, self.grid, size, 3)
-        is_white = (patches.min(axis=(2, 4, 5)) >= _WHITE).reshape(codes.shape)
-        uses = np.bincount(codes.reshape(-1), minlength=self.vocab_size)
-        white_uses = np.bincount(codes[is_white], minlength=self.vocab_size)
-        blank = np.flatnonzero((uses > 0) & (white_uses >= share * uses))
-        blank = blank[np.argsort(-uses[blank], kind="stable")]
-        return MoVQ(self.model, self.resolution, self.batch_size, blank.tolist())
 
     @torch.no_grad()
     def encode(self, items: Sequence[Image.Image]) -> list[np.ndarray]:
         images = [resize_with_white_padding(image, self.resolution) for image in items]
         ids: list[np.ndarray] = []
         for batch in _batches(images, self.batch_size):
-            pixels = F.pixel_unshuffle(torch.from_numpy(to_pixels(batch)), self.patch)
-            latents_BCHW = self.model.encode(pixels.to(self.model.device)).latents
+            latents_BCHW = self.latents(torch.from_numpy(to_pixels(batch)).to(self.model.device))
             for latents_CHW in latents_BCHW:  # one by one: the distances to 16,384 codes take 64 MB per picture
                 codes = self.model.quantize(latents_CHW[None])[2][2]
-                ids.append(self._stands_for[codes.cpu().numpy()])
+                ids.append(codes.cpu().numpy().astype(np.int32))
         return ids[: len(images)]
 
     @torch.no_grad()
@@ -239,9 +219,22 @@ class MoVQ:
             codes = torch.from_numpy(np.concatenate(batch).astype(np.int64)).to(self.model.device)
             shape_BHWC = (len(batch), self.grid, self.grid, self.model.quantize.vq_embed_dim)
             latents = self.model.quantize.get_codebook_entry(codes, shape_BHWC)
-            pixels = self.model.decode(latents, force_not_quantize=True).sample.cpu()
-            images += from_pixels(F.pixel_shuffle(pixels, self.patch).numpy())
+            images += from_pixels(self.pixels(latents).cpu().numpy())
         return images[: len(ids)]
+
+    def latents(self, pixels_BCHW: Tensor) -> Tensor:
+        """[B, C, grid, grid] what the encoder makes of pictures in [-1, 1]: one vector for each patch."""
+        if not self.local:
+            return self.model.encode(F.pixel_unshuffle(pixels_BCHW, self.patch)).latents
+        size = self.resolution // self.grid
+        patches = pixels_BCHW.unfold(2, size, size).unfold(3, size, size)  # [B, C, grid, grid, size, size]
+        alone = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, pixels_BCHW.shape[1], size, size)
+        latents_nC = self.model.encode(F.pixel_unshuffle(alone, self.patch)).latents[:, :, 0, 0]
+        return latents_nC.view(len(pixels_BCHW), self.grid, self.grid, -1).movedim(-1, 1)
+
+    def pixels(self, latents_BCHW: Tensor) -> Tensor:
+        """What the decoder makes of a grid of vectors: pictures in about [-1, 1]."""
+        return F.pixel_shuffle(self.model.decode(latents_BCHW, force_not_quantize=True).sample, self.patch)
 
 
 T = TypeVar("T")

@@ -48,6 +48,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    if not tensors:  # every step before the checkpoint was skipped
+        return
     for name, parameter in model.named_parameters():
         found = {
             key.rpartition("/")[2]: value.to(parameter.device)

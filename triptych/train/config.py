@@ -15,6 +15,9 @@ from triptych.diffusion.schedule import SCHEDULES, Schedule
 from triptych.errors import UserError, did_you_mean
 from triptych.model.transformer import ModelConfig
 
+_MOST_Z_WEIGHT = 1e6  # far beyond any use, and far below what a float32 holds
+_MOST_THREADS = 4096  # the same for threads that a machine can start
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
@@ -41,10 +44,12 @@ class OptimizerConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)!r}.")
-        if self.weight_decay < 0 or self.warmup_steps < 0 or not 0 <= self.min_lr_ratio <= 1:
-            raise UserError("weight_decay and warmup_steps must not be negative, and min_lr_ratio lie in [0, 1].")
-        if self.clip is not None and not self.clip > 0:
-            raise UserError(f"clip must be positive or none, got {self.clip!r}.")
+        if not 0 <= self.weight_decay < float("inf") or self.warmup_steps < 0 or not 0 <= self.min_lr_ratio <= 1:
+            raise UserError(
+                "weight_decay and warmup_steps must be finite and not negative, and min_lr_ratio lie in [0, 1]."
+            )
+        if self.clip is not None and not 0 < self.clip < float("inf"):
+            raise UserError(f"clip must be positive and finite, or none, got {self.clip!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +83,15 @@ class RunConfig:
     validation_data: tuple[str, ...] = ()
     tokenizers: str = "scenes"
     """The bundle the data were made with: a folder, or the name of embedded ones."""
+    world: Literal["scenes"] | None = None
+    """The embedded world all data are of: its words are then the only ones the model takes, and it is sampled with
+    that world's presets."""
+    begin_with: str | None = None
+    """A saved model, a folder or the name of an embedded one, whose weights a new run begins with. It must have the
+    run's shape and tokenizers; the optimizer begins anew."""
     corrupt: CorruptConfig = field(default_factory=CorruptConfig)
     norm: Norm = "sequence"
-    """What the loss is a mean over (SPEC 4.1)."""
+    """What the loss is a mean over."""
     antimask: bool = False
     """Whether each step sees every sample twice, with complementary masks. For equal cost, halve the global batch."""
     z_weight: float = 1e-5
@@ -99,13 +110,15 @@ class RunConfig:
     """Of the initial weights; data and masks have seeds of their own."""
 
     def __post_init__(self) -> None:
-        check_norm(self.norm, self.corrupt)
+        check_norm(self.norm)
         if min(self.num_steps, self.log_every, self.save_every, self.keep) < 1:
             raise UserError("num_steps, log_every, save_every and keep must be at least 1.")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UserError(f"ema_decay must lie between 0 and 1 or be none, got {self.ema_decay!r}.")
-        if self.z_weight < 0:
-            raise UserError(f"z_weight must not be negative, got {self.z_weight!r}.")
+        if not 0 <= self.z_weight <= _MOST_Z_WEIGHT:
+            raise UserError(f"z_weight must lie between 0 and {_MOST_Z_WEIGHT:g}, got {self.z_weight!r}.")
+        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
+            raise UserError(f"threads must lie between 1 and {_MOST_THREADS}, or be none for all, got {self.threads}.")
 
     @property
     def warmup_steps(self) -> int:
@@ -125,6 +138,26 @@ def to_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
     return value
+
+
+def fill_in(saved: Any, config: Any) -> Any:
+    """The JSON of a configuration that was saved when some fields were not there yet, with the defaults of those.
+
+    `config` is one of the same kind as it is today; none of its values are taken.
+    """
+    if not isinstance(saved, dict) or not dataclasses.is_dataclass(config):
+        return saved
+    if saved.get("kind") != to_json(config).get("kind"):  # another choice, with other fields
+        return saved
+    filled = dict(saved)
+    for f in dataclasses.fields(config):
+        if f.name in saved:
+            filled[f.name] = fill_in(saved[f.name], getattr(config, f.name))
+        elif f.default is not dataclasses.MISSING:
+            filled[f.name] = to_json(f.default)
+        elif f.default_factory is not dataclasses.MISSING:
+            filled[f.name] = to_json(f.default_factory())
+    return filled
 
 
 def _is_config(kind: type) -> bool:
@@ -249,11 +282,13 @@ def _number(text: str, name: str) -> float:
 
 def _whole_number(text: str, name: str) -> int:
     try:
-        return int(text.replace("_", ""))  # exact, however large
+        number: float = int(text.replace("_", ""))  # exact
     except ValueError:
         number = _number(text, name)
     if math.isinf(number) or number != int(number):
         raise UserError(f"{name} must be a whole number, got {text!r}.")
+    if not -(2**63) <= number < 2**63:
+        raise UserError(f"{name} must lie between -2**63 and 2**63, got {text!r}.")
     return int(number)
 
 

@@ -1,6 +1,7 @@
 """Records first: one JSON line per event in RUN/records.jsonl. Console, TensorBoard and plots read the same events."""
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -36,15 +37,24 @@ class Records:
             return
         kept = [event for event in read_records(self.path) if event.get("step", 0) <= step]
         temporary = self.path.with_suffix(".partial")
-        temporary.write_text("".join(json.dumps(event) + "\n" for event in kept))
+        temporary.write_text("".join(json.dumps(_plain(event), allow_nan=False) + "\n" for event in kept))
         os.replace(temporary, self.path)
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        event = {"kind": kind, "time": round(time.time(), 3), **fields}
+        event = _plain({"kind": kind, "time": round(time.time(), 3), **fields})
         with open(self.path, "a") as file:
-            file.write(json.dumps(event) + "\n")
+            file.write(json.dumps(event, allow_nan=False) + "\n")
         for listener in self.listeners:
             listener(event)
+
+
+def _plain(value: Any) -> Any:
+    """The value with None for every number that JSON does not know: NaN and the infinities."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Silent:
@@ -92,14 +102,16 @@ def _git_commit() -> str | None:
 
 
 class Console:
-    """A line for every logged step and validation; on a terminal, steps overwrite each other."""
+    """A line for every logged step and validation; on a terminal, steps overwrite each other, but not those
+    that were skipped."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["kind"] == "step":
-            text, live = _step_line(event), self._live
+            skipped = event.get("skipped", False)
+            text, live = (_skipped_line if skipped else _step_line)(event), self._live and not skipped
         elif event["kind"] in ("validation", "run", "saved", "end", "note"):
             text, live = _LINES[event["kind"]](event), False
         else:
@@ -121,9 +133,17 @@ def _step_line(event: dict[str, Any]) -> str:
     )
 
 
+def _skipped_line(event: dict[str, Any]) -> str:
+    what = [name for name, key in (("loss", "loss"), ("gradient", "grad_norm")) if event[key] is None]
+    return f"step {event['step']:>6}/{event['num_steps']}  skipped, because not finite: {', '.join(what)}"
+
+
 def _validation_line(event: dict[str, Any]) -> str:
     parts = ", ".join(
-        f"{name} {value['nats_per_token']:.3f} ± {value['margin']:.3f}" for name, value in event["nelbo"].items()
+        f"{name} not finite"
+        if None in value.values()
+        else f"{name} {value['nats_per_token']:.3f} ± {value['margin']:.3f}"
+        for name, value in event["nelbo"].items()
     )
     return f"step {event['step']:>6}  held out, nats per token: {parts}"
 

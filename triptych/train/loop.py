@@ -9,7 +9,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from triptych.data.shards import TokenDataset, write_atomically
 from triptych.errors import CheckpointError, UserError
 from triptych.model.count import flops, parameters
 from triptych.model.transformer import Transformer, initialise
+from triptych.saved import EMBEDDED, read_model
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
-from triptych.train.config import RunConfig, to_json
+from triptych.train.config import RunConfig, fill_in, to_json
 from triptych.train.log import Listener, Records, Silent, environment
 from triptych.train.ranks import Ranks
 from triptych.train.step import StepSums, build_optimizer, lr_factor, train_step
@@ -32,10 +33,11 @@ from triptych.train.validate import HeldOut
 from triptych.vocab import Modality
 
 # May differ between a run and its continuation: none of them changes a weight.
-_FREE = ("log_every", "save_every", "keep", "threads", "tensorboard", "validation", "validation_data")
+_FREE = ("log_every", "save_every", "keep", "threads", "tensorboard", "validation", "validation_data", "world")
 _FREE_PATHS = ("data", "tokenizers")  # where things lie; what they hold is compared by fingerprint
 _FREE_LOADER = ("layout", "num_workers", "prefetch")
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+_MOST_SKIPPED = 10  # in a row; one bad batch is over after one
 
 
 @dataclass
@@ -67,6 +69,20 @@ class Stopped(Exception):
         self.number, self.step = number, step
 
 
+class StoppedAtOnce(KeyboardInterrupt):
+    """The run was asked a second time, and has not saved."""
+
+    def __init__(self, number: int):
+        super().__init__("stopped at once")
+        self.number = number
+
+
+class Diverged(UserError):
+    """The run cannot go on: its numbers are no longer finite."""
+
+    exit_code = 1
+
+
 def start(
     config: RunConfig,
     folder: Path,
@@ -76,7 +92,11 @@ def start(
 ) -> Run:
     """A new run, or one that goes on from the newest checkpoint in its folder."""
     model = Transformer(config.model, bundle.vocabulary)
-    initialise(model, config.seed)
+    existing = ckpt.list_checkpoints(folder / "checkpoints")
+    if config.begin_with is None:
+        initialise(model, config.seed)
+    elif not existing:
+        _take_weights(model, config.begin_with, bundle)
     model.to(device)
     optimizer = build_optimizer(model, config.optimizer)
     ema = None
@@ -84,15 +104,30 @@ def start(
         ema = Transformer(config.model, bundle.vocabulary).to(device).requires_grad_(False)
         ema.load_state_dict(model.state_dict())
     run = Run(config, folder, model, optimizer, ema, 0, device, ranks)
-    existing = ckpt.list_checkpoints(folder / "checkpoints")
     if existing:
         _restore(run, existing[-1], bundle)
     return run
 
 
+def _take_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> None:
+    saved = read_model(EMBEDDED.get(name, Path(name)))
+    theirs, ours = (
+        {
+            "model": asdict(model.config),
+            "vocabulary": bundle.vocabulary.fingerprint,
+            "fingerprints": bundle.fingerprints,
+        }
+        for model, bundle in ((saved.model, saved.bundle), (model, bundle))
+    )
+    differences = _differences(theirs, ours)
+    if differences:
+        raise CheckpointError(f"begin_with={name} has another shape or other tokenizers: {'; '.join(differences)}.")
+    model.load_state_dict(saved.model.state_dict())
+
+
 def _restore(run: Run, path: Path, bundle: TokenizerBundle) -> None:
     found = ckpt.load(path)
-    differences = _differences(found.state["config"], to_json(run.config))
+    differences = _differences(fill_in(found.state["config"], run.config), to_json(run.config))
     now = {"vocabulary": bundle.vocabulary.fingerprint, "tokenizers": bundle.fingerprints}
     differences += _differences({key: found.state[key] for key in now}, now, "content of ")
     if differences:
@@ -131,7 +166,8 @@ def train(
 ) -> None:
     """Train to the end, or until SIGINT or SIGTERM; then what is there is saved and `Stopped` raised.
 
-    `stop_after` ends (and saves) at a step before the last, as a stop would.
+    `stop_after` ends (and saves) at a step before the last, as a stop would. A step whose loss or gradient is not
+    finite counts but changes nothing; too many of them in a row are `Diverged`.
     """
     config, vocabulary, ranks = run.config, bundle.vocabulary, run.ranks
     last = config.num_steps if stop_after is None else min(stop_after, config.num_steps)
@@ -143,30 +179,44 @@ def train(
         held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
         records = _open_records(run, listeners, peak_flops)
         began, meter = time.monotonic(), _Meter(run, records, peak_flops)
+        skipped, save_is_due = 0, False
         for step in loader:
             sums, norm = train_step(run.model, run.optimizer, step, config, vocabulary, run.device, ranks)
             run.step = step.index + 1
-            if run.ema is not None:
+            if run.ema is not None and not sums.skipped:
                 _average(run.ema, run.model, min(config.ema_decay or 0.0, (1 + run.step) / (10 + run.step)))
             meter.add(step, sums, norm)
+            skipped = skipped + 1 if sums.skipped else 0
+            if skipped == _MOST_SKIPPED:
+                raise _diverged(
+                    run, f"the loss or the gradient of {skipped} steps in a row, up to {run.step}, was not finite"
+                )
             stop = signals.agreed(ranks)
-            if run.step % config.validation.every == 0 or run.step == config.num_steps:
-                meter.flush()
+            # Weights on which steps fail may be bad already; they must not push the good ones out.
+            save_is_due = save_is_due or run.step % config.save_every == 0
+            is_saved = (save_is_due and not skipped) or run.step == last or stop is not None
+            is_validated = run.step % config.validation.every == 0 or run.step == config.num_steps
+            if is_saved or is_validated:
+                meter.flush()  # what is not recorded now would be missing after a resume
+                if not _is_finite(run):
+                    raise _diverged(run, f"the weights after step {run.step} are not finite")
+            if is_validated:
                 if config.validation_data and ranks.is_first:
                     estimates = held_out.estimate(run.best, run.device)
                     records("validation", step=run.step, nelbo={name: e.as_json for name, e in estimates.items()})
                 if on_validation is not None and ranks.is_first:
                     on_validation(run)
                 meter.restart()
-            if run.step % config.save_every == 0 or run.step == last or stop is not None:
-                meter.flush()  # what is not recorded now would be missing after a resume
+            if is_saved:
+                save_is_due = False
                 if ranks.is_first:
                     records("saved", step=run.step, path=str(save(run, loader, bundle)))
                 ranks.barrier()
                 meter.restart()
             if stop is not None:
                 raise Stopped(stop, run.step)
-    records("end", step=run.step, seconds=round(time.monotonic() - began, 1))
+    if run.step == config.num_steps:
+        records("end", step=run.step, seconds=round(time.monotonic() - began, 1))
 
 
 def _open_records(run: Run, listeners: list[Listener], peak_flops: float | None) -> Records | Silent:
@@ -210,6 +260,18 @@ def save(run: Run, loader: Loader, bundle: TokenizerBundle) -> Path:
     return ckpt.save(run.folder / "checkpoints", found, run.config.keep)
 
 
+def _is_finite(run: Run) -> bool:
+    return all(bool(p.isfinite().all()) for model in {run.model, run.best} for p in model.parameters())
+
+
+def _diverged(run: Run, what: str) -> Diverged:
+    saved = ckpt.list_checkpoints(run.folder / "checkpoints")
+    return Diverged(
+        f"{what}. {f'The newest checkpoint is {saved[-1]}' if saved else 'There is no checkpoint yet'}. "
+        "Try a lower optimizer.lr, with --out in another folder, or look at the data with `triptych data show`."
+    )
+
+
 def _check_data(loader: Loader, run: Run, bundle: TokenizerBundle) -> None:
     """The data must be those of the checkpoint, and made with the run's tokenizers."""
     for folder in (*run.config.data, *run.config.validation_data):
@@ -243,11 +305,20 @@ class _Meter:
 
     def restart(self) -> None:
         """Begin to measure anew, so that validation and saving do not count as slow steps."""
-        self._since, self._steps, self._tokens, self._positions, self._flops = time.monotonic(), 0, 0, 0, 0.0
+        self._since = time.monotonic()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seconds, self._steps, self._tokens, self._positions, self._flops = 0.0, 0, 0, 0, 0.0
         self._sums, self._loss, self._norm = StepSums(), 0.0, 0.0
 
     def add(self, step: Step, sums: StepSums, norm: float) -> None:
         config = self.run.config
+        before, self._since = self._since, time.monotonic()
+        if sums.skipped:
+            self.flush()  # it has a record of its own, and is in no mean
+        self._step = step.index + 1
+        self._seconds += self._since - before
         self._steps += 1
         self._tokens += step.num_tokens
         self._positions += step.num_positions
@@ -262,7 +333,8 @@ class _Meter:
         self._norm += norm
         self._sums.nll += sums.nll
         self._sums.predicted += sums.predicted
-        if self.run.step % config.log_every == 0:
+        self._sums.skipped = sums.skipped
+        if sums.skipped or self._step % config.log_every == 0:
             self.flush()
 
     def _columns(self, sums: StepSums) -> float | None:
@@ -276,7 +348,7 @@ class _Meter:
         if not self._steps:
             return
         config = self.run.config
-        seconds = max(time.monotonic() - self._since, 1e-9)
+        seconds = max(self._seconds, 1e-9)
         nll = {
             modality.name.lower(): round(float(self._sums.nll[modality] / n), 5)
             if (n := self._sums.predicted[modality])
@@ -285,23 +357,24 @@ class _Meter:
         }
         self.records(
             "step",
-            step=self.run.step,
+            step=self._step,
             num_steps=config.num_steps,
+            skipped=self._sums.skipped,
             loss=round(self._loss / self._steps, 5),
             nll=nll,
-            lr=config.optimizer.lr * lr_factor(self.run.step - 1, config),
+            lr=config.optimizer.lr * lr_factor(self._step - 1, config),
             grad_norm=round(self._norm / self._steps, 5),
             tokens=self._tokens,
             padding=round(1 - self._tokens / max(1, self._positions), 4),
             tokens_per_second=round(self._tokens / seconds, 1),
             mfu=None if self.peak is None else round(self._flops / seconds / self.peak, 4),
-            seconds_left=round((config.num_steps - self.run.step) * seconds / self._steps, 1),
+            seconds_left=round((config.num_steps - self._step) * seconds / self._steps, 1),
         )
-        self.restart()
+        self._clear()
 
 
 class _Signals:
-    """Notes SIGINT and SIGTERM so that the step in progress can end; a second Ctrl-C stops at once."""
+    """Notes SIGINT and SIGTERM so that the step in progress can end; a second one stops at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -326,5 +399,5 @@ class _Signals:
 
     def _note(self, number: int, _: Any) -> None:
         if self.received is not None:
-            raise KeyboardInterrupt
+            raise StoppedAtOnce(number)
         self.received = number

@@ -16,6 +16,6 @@ def matmul_peak(device: torch.device, seconds: float = 0.5) -> float:
             start = time.perf_counter()
             torch.mm(a, b, out=out)
             if device.type == "cuda":
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(device)
             best = max(best, 2 * size**3 / (time.perf_counter() - start))
     return best

@@ -55,6 +55,12 @@ def join() -> Ranks:
     return Ranks(dist.get_rank(), size)
 
 
+def device_name(name: str) -> str:
+    """What this process is to compute on: of several, `cuda` is to each the one that torchrun numbered it for."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several and name == "cuda" else name
+
+
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -71,6 +71,8 @@ class StepSums:
     """[M] summed negative log-likelihood of predicted positions, by modality."""
     predicted: np.ndarray = field(default_factory=lambda: np.zeros(len(Modality), np.int64))
     """[M] how many there were."""
+    skipped: bool = False
+    """Whether the update was left out."""
 
     def add(self, loss: Loss, targets: Targets) -> None:
         self.loss += float((targets.loss_weight_n * loss.nll_n).sum())
@@ -123,7 +125,10 @@ def train_step(
     device: torch.device,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> tuple[StepSums, float]:
-    """Do one step; returns its sums over all ranks and the norm of the gradient."""
+    """Do one step; returns its sums over all ranks and the norm of the gradient.
+
+    Where one of the two is not finite there is no update: weights and optimizer stay as they were.
+    """
     learning_rate = config.optimizer.lr * lr_factor(step.index, config)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
@@ -136,7 +141,10 @@ def train_step(
     sums.share(ranks)
     limit = config.optimizer.clip or math.inf
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
-    optimizer.step()
+    # Both are of the sums over ranks, so all ranks decide the same.
+    sums.skipped = not (math.isfinite(sums.loss) and math.isfinite(norm))
+    if not sums.skipped:
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return sums, norm
 

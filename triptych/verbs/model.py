@@ -43,18 +43,15 @@ def _run_train(args: argparse.Namespace) -> None:
 
     from triptych.recipes import recipe
     from triptych.train.config import override, to_json
-    from triptych.train.log import Console, Listener
-    from triptych.train.loop import Stopped, start, train
-    from triptych.train.peak import matmul_peak
-    from triptych.train.ranks import join, leave
+    from triptych.train.ranks import device_name, join, leave
 
+    if args.stop_after is not None and args.stop_after < 1:
+        raise UserError(f"--stop-after must be at least 1, got {args.stop_after}.")
     config = override(recipe(args.recipe), args.changes)
     if args.show:
         print(json.dumps(to_json(config), indent=2))
         return
-    from triptych.tokenizers.bundle import TokenizerBundle
-
-    if config.threads:
+    if config.threads is not None:
         torch.set_num_threads(config.threads)
     for name in (*config.data, *config.validation_data):
         if not (Path(name) / "manifest.json").exists():
@@ -64,20 +61,36 @@ def _run_train(args: argparse.Namespace) -> None:
             )
     if not config.data:
         raise UserError(f"the recipe {config.recipe!r} names no data; add data=FOLDER,FOLDER.")
-    device, ranks = device_named(args.device), join()
-    folder = args.out or Path("runs") / config.recipe
+    device, ranks = device_named(device_name(args.device)), join()
+    try:
+        _train(config, args.out or Path("runs") / config.recipe, args.stop_after, device, ranks)
+    finally:
+        leave()
+
+
+def _train(config: Any, folder: Path, stop_after: int | None, device: Any, ranks: Any) -> None:
+    from triptych.tokenizers.bundle import TokenizerBundle
+    from triptych.train.log import Console, Listener
+    from triptych.train.loop import Stopped, StoppedAtOnce, start, train
+    from triptych.train.peak import matmul_peak
+
+    def say(text: str) -> None:
+        if ranks.is_first:
+            print(text, file=sys.stderr)
+
     bundle = TokenizerBundle.load(config.tokenizers)
     run = start(config, folder, bundle, device, ranks)
     if run.step >= config.num_steps:
-        if ranks.is_first:
-            print(f"{folder} has had its {config.num_steps} steps", file=sys.stderr)
-        leave()
+        say(f"{folder} has had its {config.num_steps} steps")
         return
-    if run.step and ranks.is_first:
-        print(f"going on after step {run.step} of {config.num_steps}", file=sys.stderr)
+    if stop_after is not None and run.step >= stop_after:
+        say(f"{folder} has had {run.step} of its {config.num_steps} steps; {_WITHOUT_STOP}")
+        return
+    if run.step:
+        say(f"going on after step {run.step} of {config.num_steps}")
     listeners: list[Listener] = [Console()]
     on_validation = None
-    if config.tensorboard:
+    if config.tensorboard and ranks.is_first:
         from triptych.board import Board
 
         board = Board(folder, bundle)
@@ -90,16 +103,36 @@ def _run_train(args: argparse.Namespace) -> None:
             bundle,
             peak_flops=matmul_peak(device) * ranks.size,
             on_validation=on_validation,
-            stop_after=args.stop_after,
+            stop_after=stop_after,
         )
     except Stopped as stop:
-        if ranks.is_first:
-            print(f"saved step {stop.step}; run the same command to go on", file=sys.stderr)
-        raise KeyboardInterrupt if stop.number == signal.SIGINT else SystemExit(75) from None
-    finally:
-        leave()
-    if ranks.is_first:
+        say(f"saved step {stop.step}; run the same command to go on")
+        raise _exit_after(stop.number) from None
+    except StoppedAtOnce as stop:
+        say(_what_is_lost(run.step, folder))
+        raise _exit_after(stop.number) from None
+    if run.step < config.num_steps:
+        say(f"stopped after {run.step} of {config.num_steps} steps; {_WITHOUT_STOP}")
+    elif ranks.is_first:
         print(f"try it: triptych generate image 'two cats' --model {folder}")
+
+
+_WITHOUT_STOP = "run the same command without --stop-after to go on"
+
+
+def _exit_after(number: int) -> BaseException:
+    """What ends the process as the signal asks for."""
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(75)
+
+
+def _what_is_lost(step: int, folder: Path) -> str:
+    """What to say where a run was left at a step, without saving."""
+    from triptych.train.checkpoint import list_checkpoints
+
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    saved = int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+    then = f"go on after step {saved}" if saved else "begin anew"
+    return f"stopped at once: {step - saved} of {step} steps are lost; run the same command to {then}"
 
 
 # -- generate ---------------------------------------------------------------------------------------------------------
@@ -343,7 +376,7 @@ def _runs() -> list[str]:
 
 
 VERBS = {
-    "train": Verb("train a model by a recipe", _describe_train, _run_train, "stopped; nothing is lost."),
+    "train": Verb("train a model by a recipe", _describe_train, _run_train),
     "generate": Verb("text, pictures and speech from one model, in any direction", _describe_generate, _run_generate),
     "export": Verb("write a run's newest weights as a model to load", _describe_export, _run_export),
 }
