@@ -6,7 +6,9 @@ import pytest
 from triptych.eval.audio import dnsmos, transcribe, word_error_rate
 from triptych.eval.image import psnr
 from triptych.scenes.judge import score
+from triptych.scenes.picture import Placed, draw
 from triptych.scenes.samples import scene_sample
+from triptych.scenes.sprites import LOOKS
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Task
 
@@ -37,6 +39,19 @@ def test_pictures_survive(bundle):
     rebuilt = bundle.image.decode(ids)
     assert np.mean([psnr(a, b) for a, b in zip(pictures, rebuilt)]) >= 30
     assert score(rebuilt, [sample.scene for sample in samples])["overall"] >= 0.97
+
+
+def test_every_patch_of_the_world_has_one_code(bundle):
+    """Whatever is around it: of every look in every plot, and of what stands in pictures together."""
+    lone = [draw([Placed(look, 2, 2)]) for look in LOOKS]
+    together = [scene_sample(Task.IMAGE_TEXT, "test", index).image for index in range(60)]
+    codes: dict[bytes, set[int]] = {}
+    for picture, ids in zip([*lone, *together], bundle.image.encode([*lone, *together])):
+        patches = np.asarray(picture).reshape(4, 16, 4, 16, 3).swapaxes(1, 2).reshape(16, -1)
+        for patch, code in zip(patches, ids):
+            codes.setdefault(patch.tobytes(), set()).add(int(code))
+    assert len(codes) == 321
+    assert all(len(found) == 1 for found in codes.values())
 
 
 def test_speech_is_understood_after_the_round_trip(bundle):

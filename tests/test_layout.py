@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "pipeline": {"errors", "vocab", "tokenizers", "model", "sample", "saved"},
     "board": {"errors", "tokenizers", "train", "pipeline", "export"},
     "scenes": {"errors", "vocab", "tokenizers", "data"},
-    "export": {"errors", "tokenizers", "model", "train", "scenes", "saved", "pipeline"},
+    "export": {"errors", "tokenizers", "model", "train", "recipes", "scenes", "saved", "pipeline"},
     "eval": {"errors", "vocab", "tokenizers", "data", "scenes", "pipeline"},
     "report": {"tokenizers"},
     "demo": {"vocab", "tokenizers", "scenes", "eval", "recipes", "train", "pipeline", "report"},

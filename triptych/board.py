@@ -14,7 +14,7 @@ from triptych.train.config import to_json
 from triptych.train.loop import Run
 
 PROMPTS = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
-_SECONDS = 2.0  # of speech, where the model has not learned to choose; shorter than a picture in tokens
+_SECONDS = 2.0  # of speech, where the model has not learned to choose
 
 
 class Board:

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, UserError
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.pipeline import Pipeline
+from triptych.recipes import recipe
 from triptych.saved import EMBEDDED, Limits
 from triptych.scenes import grammar
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
+from triptych.train.config import fill_in, to_json
 from triptych.train.log import read_records
+from triptych.train.loop import differences
 
 
 def open_model(source: str, device: str | torch.device = "cpu") -> Pipeline:
@@ -109,7 +112,7 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
         'pipe.text_to_image("two cats left of a red heart").save("cats.png")',
         "```",
         "",
-        f"Trained with `triptych train {start.get('recipe', 'RECIPE')}`"
+        f"Trained with `triptych train {start.get('recipe', 'RECIPE')}`{_departures(start)}"
         + (f", its configuration changed on the way, at steps {changes}." if changes else "."),
         "",
     ]
@@ -119,6 +122,16 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
 def _beginning(start: dict[str, Any]) -> str:
     name = start.get("config", {}).get("begin_with")
     return f", beginning with the weights of {name}" if name else ""
+
+
+def _departures(start: dict[str, Any]) -> str:
+    """What decides the weights and is not as in the recipe of that name, as it is today."""
+    try:
+        planned = to_json(recipe(start["recipe"]))
+    except (KeyError, UserError):
+        return ""
+    found = differences(planned, fill_in(start["config"], recipe(start["recipe"])))
+    return f" with changes to the recipe ({'; '.join(found)})" if found else ""
 
 
 def _stages(starts: list[dict[str, Any]]) -> list[int]:

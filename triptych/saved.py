@@ -36,7 +36,6 @@ class Limits:
     audio_slot: int | None
     words: tuple[str, ...] = ()
     """All the words it knows, in small letters, if it is a model of a small world; none if it takes any text."""
-
     caption_prompt: str = ""
     """How a text about a picture begins if it describes it and does not ask, say; "" if all of them describe."""
 

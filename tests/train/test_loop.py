@@ -434,6 +434,14 @@ def test_a_run_can_begin_with_the_weights_of_a_saved_model(world: Path, tmp_path
     assert ", beginning with" not in write_card(tmp_path / "first", 6, first.best)
 
 
+def test_the_card_says_what_was_not_as_in_the_recipe(world: Path, tmp_path: Path) -> None:
+    run = run_it(tiny_run(world), tmp_path, stop_after=1)
+    card = write_card(tmp_path, 1, run.best)
+    assert "`triptych train nano` with changes to the recipe (" in card
+    assert "num_steps was 300, is 6" in card
+    assert "threads" not in card
+
+
 def test_a_run_does_not_begin_with_a_model_of_another_shape(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world)
     bundle = TokenizerBundle.load(config.tokenizers)

@@ -6,10 +6,10 @@ from triptych.sample.generate import Settings
 from triptych.vocab import Modality
 
 PRESETS: dict[str, Mapping[Modality, Settings]] = {
-    # Chosen on validation scenes with the embedded model.
+    # Chosen on validation scenes with an earlier embedded model.
     "scenes": {
         Modality.TEXT: Settings(sampler="low_confidence", temperature=0.0, length="mode"),
-        Modality.IMAGE: Settings(sampler="maskgit", steps=64, temperature=0.7, guidance=1.5),
+        Modality.IMAGE: Settings(sampler="maskgit", temperature=0.7, guidance=1.5),
         Modality.AUDIO: Settings(sampler="low_confidence", temperature=0.0, guidance=1.5, length="median"),
     },
     # The paper's defaults: one token a step for pictures, 1,000 steps for 30 s of sound.

@@ -43,8 +43,8 @@ _RELATION_PHRASES = {
     None: ("and", "with"),
 }
 # Ways to open a caption; "{is}" agrees with the number of the first group.
-_OPENINGS = ("", "there {is} ", "here {is} ", "a picture of ", "we see ", "this picture shows ")
-CAPTION_PROMPT = "a picture of"  # the opening that only a description has; others begin like a question, too
+CAPTION_PROMPT = "a picture of"  # no question begins so: a text that does is a description
+_OPENINGS = ("", "there {is} ", "here {is} ", f"{CAPTION_PROMPT} ", "we see ", "this picture shows ")
 CATEGORIES = ("single object", "two objects", "counting", "colours", "position", "colour attribution")
 
 

@@ -119,20 +119,20 @@ def _take_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> Non
         }
         for model, bundle in ((saved.model, saved.bundle), (model, bundle))
     )
-    differences = _differences(theirs, ours)
-    if differences:
-        raise CheckpointError(f"begin_with={name} has another shape or other tokenizers: {'; '.join(differences)}.")
+    other = differences(theirs, ours)
+    if other:
+        raise CheckpointError(f"begin_with={name} has another shape or other tokenizers: {'; '.join(other)}.")
     model.load_state_dict(saved.model.state_dict())
 
 
 def _restore(run: Run, path: Path, bundle: TokenizerBundle) -> None:
     found = ckpt.load(path)
-    differences = _differences(fill_in(found.state["config"], run.config), to_json(run.config))
+    changed = differences(fill_in(found.state["config"], run.config), to_json(run.config))
     now = {"vocabulary": bundle.vocabulary.fingerprint, "tokenizers": bundle.fingerprints}
-    differences += _differences({key: found.state[key] for key in now}, now, "content of ")
-    if differences:
+    changed += differences({key: found.state[key] for key in now}, now, "content of ")
+    if changed:
         raise CheckpointError(
-            f"{path} is of another run: {'; '.join(differences)}. Go back to those values, or choose another folder."
+            f"{path} is of another run: {'; '.join(changed)}. Go back to those values, or choose another folder."
         )
     run.model.load_state_dict(found.model)
     if run.ema is not None and found.ema is not None:
@@ -141,7 +141,7 @@ def _restore(run: Run, path: Path, bundle: TokenizerBundle) -> None:
     run.step, run.loader_state = found.step, found.state["loader"]
 
 
-def _differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """What decides the weights and is not as it was."""
     changed = []
     for key in sorted({*old, *new}):
@@ -149,7 +149,7 @@ def _differences(old: Any, new: Any, prefix: str = "") -> list[str]:
             continue
         before, now = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
-            changed += _differences(before, now, f"{prefix}{key}.")
+            changed += differences(before, now, f"{prefix}{key}.")
         elif before != now:
             changed.append(f"{prefix}{key} was {before!r}, is {now!r}")
     return changed
