@@ -24,7 +24,7 @@ def test_weights_match_their_fingerprints(bundle):
 
 
 def test_captions_are_one_token_a_word(bundle):
-    texts = [scene_sample(Task.TEXT, "test", index).text for index in range(200)]
+    texts = [scene_sample(task, "test", index).text for task in (Task.TEXT, Task.IMAGE_TEXT) for index in range(200)]
     ids = bundle.text.encode(texts)
     assert bundle.text.decode(ids) == texts
     words = [len(text.replace(".", " .").replace("?", " ?").split()) for text in texts]

@@ -313,6 +313,7 @@ def test_generate_in_every_direction(model: Path, tmp_path: Path, capsys: pytest
     assert run("image", "a cat", "--out", png) == [str(png)]
     assert run("speech", "a cat", "--seconds", "0.3", "--out", wav.with_suffix("")) == [str(wav)]
     assert len(run("caption", png, "--count", 2)) == 2
+    assert run("caption", png, "there are")[0].startswith("there are")
     assert len(run("answer", png, "how many cats are there?")) == 1
     assert len(run("transcribe", wav)) == 1
     assert run("text", "a picture of")[0].startswith("a picture of")

@@ -30,13 +30,13 @@ def test_the_weights_are_small_enough_to_ship():
 # The bounds leave room for the spread of so few samples; the README has the full examination.
 @pytest.mark.parametrize(
     ("measure", "least"),
-    [("text to image", 0.15), ("image to text", 0.2), ("question answering", 0.45)],
+    [("text to image", 0.7), ("image to text", 0.45), ("question answering", 0.85)],
 )
 def test_pictures_and_words(scores, measure, least):
     assert scores[measure].value >= least
 
 
-@pytest.mark.parametrize(("measure", "most"), [("speech to text, WER", 0.3), ("text to speech, Whisper WER", 0.5)])
+@pytest.mark.parametrize(("measure", "most"), [("speech to text, WER", 0.1), ("text to speech, Whisper WER", 0.3)])
 def test_speech(scores, measure, most):
     assert scores[measure].value <= most
 
@@ -46,7 +46,7 @@ def test_holes_in_pictures_are_filled_with_what_was_there(pipe):
     described = [sample for sample in samples if parse(sample.text)]
     filled = [pipe.infill_image(s.image, s.things[-1].plot, text=s.text, seed=i) for i, s in enumerate(described)]
     right = [shows(reading, sample.scene) for reading, sample in zip(read(filled), described)]
-    assert sum(right) >= 0.2 * len(right)
+    assert sum(right) >= 0.6 * len(right)
 
 
 def test_a_chain_from_speech_to_picture(pipe):

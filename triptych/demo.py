@@ -20,7 +20,7 @@ from triptych.eval.audio import normalize_transcript
 from triptych.pipeline import GAP, Pipeline
 from triptych.recipes import recipe
 from triptych.scenes.grammar import CATEGORIES, Scene, caption, questions, sample_scene
-from triptych.scenes.judge import describes, read, shows
+from triptych.scenes.judge import read, shows, tells
 from triptych.scenes.make import make_scenes
 from triptych.scenes.picture import draw, place
 from triptych.scenes.samples import scene_sample
@@ -146,7 +146,7 @@ def _looking(pipe: Pipeline, console: Console) -> str:
     things = place(scene, rng)
     image = draw(things)
     said = pipe.caption(image, seed=_SEED)
-    is_right = describes(said, things)
+    is_right = tells(said, scene, things)
     console.print(f"  {_mark(is_right)} caption: {escape(said)}")
     lines = [report.paragraph(f"Caption: {report.verdict(is_right, said)}")]
     for question, answer in questions(scene)[:3]:
@@ -208,7 +208,7 @@ def _filling(pipe: Pipeline, console: Console) -> str:
     words = text.split()
     gapped = " ".join(GAP if word in _content(scene) else word for word in words)
     completed = pipe.infill_text(gapped, image=image, seed=_SEED)
-    right_text = describes(completed, things)
+    right_text = tells(completed, scene, things)
     console.print(f"  {_mark(right_text)} {gapped}  ->  {escape(completed)}")
     return report.section(
         "Filling in",

@@ -121,7 +121,7 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
 
 def _beginning(start: dict[str, Any]) -> str:
     name = start.get("config", {}).get("begin_with")
-    return f", beginning with the weights of {name}" if name else ""
+    return f", beginning with the weights of {Path(name).name}" if name else ""
 
 
 def _departures(start: dict[str, Any]) -> str:
@@ -130,7 +130,8 @@ def _departures(start: dict[str, Any]) -> str:
         planned = to_json(recipe(start["recipe"]))
     except (KeyError, UserError):
         return ""
-    found = differences(planned, fill_in(start["config"], recipe(start["recipe"])))
+    done = {**fill_in(start["config"], recipe(start["recipe"])), "begin_with": planned["begin_with"]}  # said already
+    found = differences(planned, done)
     return f" with changes to the recipe ({'; '.join(found)})" if found else ""
 
 

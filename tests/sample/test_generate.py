@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sample_fakes import AUDIO, IMAGE, TEXT, VOCABULARY, Fake, arbitrary, columns, flat
 from scipy.stats import chisquare
 
 import triptych.sample.generate as module
@@ -17,49 +18,6 @@ from triptych.sample.generate import Settings, generate
 from triptych.sample.presets import PRESETS
 from triptych.sample.unmask import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
-
-VOCABULARY = Vocabulary(text=40, image=30, audio=20)
-TEXT, IMAGE, AUDIO = Modality
-
-
-class Fake:
-    """A network whose logits are a function of (context, position); it keeps what it was shown."""
-
-    vocabulary = VOCABULARY
-
-    def __init__(self, law):
-        self.law, self.seen, self.positions, self.rows = law, [], [], []
-
-    def __call__(self, tokens, positions):
-        self.seen.append(tokens.clone())
-        self.positions.append(positions.clone())
-        self.contexts = getattr(self, "contexts", [])
-        first = len(self.contexts)
-        self.contexts += [tuple(row) for row in tokens.tolist()]
-        which = torch.arange(first, first + len(tokens))[:, None].expand_as(tokens)
-        return torch.stack([which, positions], dim=-1).double()
-
-    def logits(self, hidden, modality):
-        self.rows.append(len(hidden))
-        rows = [self.law(self.contexts[int(row)], int(place), modality) for row, place in hidden.tolist()]
-        return torch.from_numpy(np.array(rows))
-
-    @property
-    def looks(self):
-        return len(self.seen)
-
-
-def columns(modality):
-    return VOCABULARY.data_size(modality) + 2
-
-
-def arbitrary(context, position, modality):
-    """Logits that depend on every token of the context."""
-    return np.random.default_rng([*context, position]).normal(size=columns(modality)) * 2
-
-
-def flat(context, position, modality):
-    return np.zeros(columns(modality))
 
 
 def softmax(logits):
@@ -466,6 +424,7 @@ def test_seeds_make_a_difference():
     [
         ({"sampler": "random_ordr"}, "unknown sampler 'random_ordr'. Did you mean 'random_order'?"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"best_of": 0}, "best_of must be at least 1, got 0"),
         ({"temperature": -1.0}, "temperature must not be negative"),
         ({"temperature": math.nan}, "temperature must not be negative"),
         ({"top_p": 0.0}, "top_p must lie in"),

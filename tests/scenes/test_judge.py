@@ -3,7 +3,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from triptych.scenes.grammar import CATEGORIES, COLOURS, Group, Scene, sample_scene
-from triptych.scenes.judge import describes, read, same_scene, score, shows
+from triptych.scenes.judge import describes, read, same_scene, score, shows, tells
 from triptych.scenes.picture import PICTURE, Placed, draw, picture, place
 from triptych.scenes.sprites import LOOKS, SIZE
 
@@ -109,5 +109,8 @@ def test_noise_and_blur_do_not_mislead():
     ],
 )
 def test_captions_are_judged_by_meaning(text, true):
-    things = place(Scene((Group("cat"), Group("heart", "red")), "left of"), np.random.default_rng(0))
+    scene = Scene((Group("cat"), Group("heart", "red")), "left of")
+    things = place(scene, np.random.default_rng(0))
     assert describes(text, things) == true
+    assert tells(text, scene, things) == (true and "of" in text)  # the picture was to show a relation
+    assert tells(text, Scene(scene.groups), things) == true

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from triptych.errors import UserError
-from triptych.scenes.grammar import parse
+from triptych.scenes.grammar import CAPTION_PROMPT, CATEGORIES, parse
 from triptych.scenes.judge import read, same_scene, shows
-from triptych.scenes.samples import QUESTION_SHARE, scene_sample
+from triptych.scenes.samples import PICTURE_SHARES, PROMPT_SHARE, QUESTION_SHARE, scene_sample
 from triptych.scenes.speech import FRAME, LONGEST_REST, speak, trim
 from triptych.tokenizers.base import Sound
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -40,6 +40,19 @@ def test_pictures_show_their_scene_and_captions_say_it():
     captions = [s for s in samples if "?" not in s.text]
     assert all(same_scene(parse(s.text), s.scene) for s in captions)
     assert 1 - len(captions) / len(samples) == pytest.approx(QUESTION_SHARE, abs=0.1)
+
+
+def test_pictures_to_train_on_are_mostly_of_two_groups_and_held_out_ones_of_all_categories_alike():
+    assert set(PICTURE_SHARES) == set(CATEGORIES)
+    alike = dict.fromkeys(CATEGORIES, 1 / 6)
+    for split, shares in (("train", PICTURE_SHARES), ("validation", alike)):
+        samples = [scene_sample(Task.IMAGE_TEXT, split, index) for index in range(1500)]
+        found = [sample.scene.category for sample in samples]
+        # Five standard deviations of a share at most.
+        assert {name: found.count(name) / 1500 for name in CATEGORIES} == pytest.approx(shares, abs=0.06)
+        # One caption in ten opens so anyway; the rest are questions.
+        prompted = np.mean([sample.text.startswith(CAPTION_PROMPT) for sample in samples])
+        assert prompted == pytest.approx(PROMPT_SHARE + (1 - PROMPT_SHARE - QUESTION_SHARE) / 10, abs=0.06)
 
 
 def test_speech_says_its_caption():

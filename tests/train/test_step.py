@@ -12,7 +12,8 @@ from train_fakes import CPU, TINY, broken_steps, first_step, tiny_run, with_load
 
 from triptych.data.pack import Grouped, Layout, Packed, Padded
 from triptych.diffusion.corrupt import CorruptConfig, corrupt
-from triptych.model.transformer import ModelConfig, Transformer, initialise
+from triptych.errors import UserError
+from triptych.model.transformer import ModelConfig, Transformer, initialise, tagged_parameters
 from triptych.train import loop
 from triptych.train.config import OptimizerConfig, RunConfig
 from triptych.train.ranks import Ranks
@@ -273,6 +274,32 @@ def test_norms_do_not_decay_and_every_parameter_is_in_one_group(world: Path) -> 
     assert sorted(members[0] + members[1]) == sorted(names.values())
     assert {name for name in names.values() if "norm" in name} == set(members[1]) != set()
     assert (decaying["weight_decay"], kept["weight_decay"]) == (config.optimizer.weight_decay, 0.0)
+
+
+def test_roles_can_have_learning_rates_of_their_own(world: Path) -> None:
+    multipliers = {"embed": 8.0, "embed_image": 2.0, "attn_qkv": 0.0, "unembed": 0.5}
+    config = tiny_run(world, optimizer=OptimizerConfig(lr=1e-2, lr_multipliers=multipliers, warmup_steps=2))
+    model = model_of(config)
+    optimizer = build_optimizer(model, config.optimizer)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train_step(model, optimizer, first_step(config, 1), config, TINY, CPU)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    base = config.optimizer.lr * lr_factor(1, config)
+    for tagged in tagged_parameters(model):
+        name = tagged.role if tagged.role in multipliers else tagged.role.split("_")[0]  # the longest name that fits
+        multiplier = multipliers.get(name, 1.0)
+        assert rates[id(tagged.parameter)] == base * multiplier, tagged.name
+        # Adam's first step moves what has a gradient by the rate, up to epsilon.
+        moved = (tagged.parameter.detach() - before[tagged.name]).abs().max().item()
+        assert moved == pytest.approx(base * multiplier, rel=0.2), tagged.name
+
+
+def test_a_multiplier_of_no_role_names_the_nearest(world: Path) -> None:
+    config = tiny_run(world)
+    with pytest.raises(UserError, match=r"'optimizer.lr_multipliers.embd'. Did you mean 'embed'"):
+        build_optimizer(model_of(config), OptimizerConfig(lr=1e-3, lr_multipliers={"embd": 2.0}))
+    with pytest.raises(UserError, match=r"lr_multipliers\.embed must be finite and not negative, got -1"):
+        OptimizerConfig(lr=1e-3, lr_multipliers={"embed": -1.0})
 
 
 # -- the learning rate ------------------------------------------------------------------------------------------------

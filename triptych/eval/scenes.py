@@ -24,8 +24,8 @@ from triptych.eval.image import SUBSET, find_inception, inception_features, kern
 from triptych.pipeline import Pipeline
 from triptych.scenes import grammar
 from triptych.scenes.grammar import CATEGORIES
-from triptych.scenes.judge import describes, read, shows
-from triptych.scenes.picture import Placed, draw, place
+from triptych.scenes.judge import read, shows, tells
+from triptych.scenes.picture import draw, place
 from triptych.scenes.samples import SPLITS, scene_sample
 from triptych.tokenizers.base import Sound
 from triptych.vocab import Task
@@ -209,16 +209,10 @@ def _image_to_text(
     placed = [(scene, place(scene, rng)) for scene, rng in _scenes(n, split, 2)]
     for batch in _batches(n):
         said = pipe.caption([draw(placed[i][1]) for i in batch], seed=seed + batch.start, **settings)
-        right += [_says(text, *placed[i]) for i, text in zip(batch, said)]
+        right += [tells(text, *placed[i]) for i, text in zip(batch, said)]
         report(f"  captioned {len(right)} of {n}: {np.mean(right):.3f} right")
     found.scores["image to text"] = ratio_score(right)
     report(f"image to text: {found.scores['image to text']}")
-
-
-def _says(text: str, scene: grammar.Scene, things: list[Placed]) -> bool:
-    """Whether a caption describes the picture and, where the scene has a relation, does not leave it out."""
-    said = grammar.parse(text)
-    return describes(text, things) and said is not None and (not scene.relation or said.relation is not None)
 
 
 def _questions(

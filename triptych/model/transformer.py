@@ -41,6 +41,8 @@ class ModelConfig:
     norm_eps: float = 1e-6
     init_std: float = 0.02
     """Of every matrix; norms start at 1."""
+    embed_std: float | None = None
+    """Of embeddings and places; None for init_std. See docs/decisions/0015."""
     residual_scale: float = 1.0
     """What every block's branches are multiplied by: 1 at the base depth."""
 
@@ -59,6 +61,8 @@ class ModelConfig:
         for name in ("rope_base", "norm_eps", "init_std", "residual_scale"):
             if not 0 < getattr(self, name) < 1e30:
                 raise UserError(f"{name} must be positive and finite, got {getattr(self, name)!r}.")
+        if self.embed_std is not None and not 0 < self.embed_std < 1e30:
+            raise UserError(f"embed_std must be positive and finite, or none, got {self.embed_std!r}.")
         if self.softmax_scope not in get_args(SoftmaxScope):
             known = did_you_mean(str(self.softmax_scope), list(get_args(SoftmaxScope)))
             raise UserError(f"unknown softmax_scope {self.softmax_scope!r}.{known}")
@@ -238,14 +242,15 @@ def tagged_parameters(model: nn.Module) -> Iterator[Tagged]:
 
 @torch.no_grad()
 def initialise(model: Transformer, seed: int) -> None:
-    """Fill all weights: matrices from a normal law (cut at +-2, torch's default: no cut at this size), norms with 1.
+    """Fill all weights: matrices from a normal law (cut at +-2, torch's default), norms with 1.
 
     Every parameter has a generator of its own, seeded by its name, so that adding one does not change the others.
     """
     for tagged in tagged_parameters(model):
         if tagged.is_matrix:
             generator = torch.Generator().manual_seed(_seed_of(seed, tagged.name))
-            nn.init.trunc_normal_(tagged.parameter, std=model.config.init_std, generator=generator)
+            std = model.config.embed_std if tagged.role.startswith("embed_") else None
+            nn.init.trunc_normal_(tagged.parameter, std=std or model.config.init_std, generator=generator)
         else:
             nn.init.ones_(tagged.parameter)
 

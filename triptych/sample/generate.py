@@ -1,40 +1,32 @@
 """From canvases to finished canvases: lengths first, then tokens, in groups of equal length.
 
 The model is a callable, and requests of equal length share its forward passes. What a request gets does not depend on
-its company: its random numbers are its own, rows of unequal length never share a matrix, and no matrix has so few rows
-that a thread would get fewer than four of them, below which products take another path in other rounding.
+its company: its random numbers are its own, rows of unequal length never share a matrix, and `rows` sees to rounding.
 """
 
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.data.mix import random_bits
 from triptych.errors import UserError, did_you_mean
 from triptych.sample.canvas import Canvas, Layout, Span, lay_out, read_back
 from triptych.sample.group import Callback, Group, Proposals, Purpose
 from triptych.sample.logits import constrain, draw, guide, log_prob_and_entropy, temper
+from triptych.sample.rank import given, log_likelihoods
+from triptych.sample.rows import MOST_TOKENS, Network, hidden_states, logits
 from triptych.sample.unmask import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
 
 # B requests, T positions, n rows of one modality, V columns of its softmax
 
 _FIRST_TOKEN = 2**31  # number of the look that begins a text: apart from those of samplers
-MOST_TOKENS = 16_384  # positions of one forward pass
-
-
-class Network(Protocol):
-    """What generation needs of a model."""
-
-    vocabulary: Vocabulary
-
-    def __call__(self, tokens: Tensor, positions: Tensor) -> Any: ...
-
-    def logits(self, hidden_nD: Tensor, modality: Modality) -> Tensor: ...
+_CANDIDATE = 2**32  # number of the draw of a candidate's seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +42,8 @@ class Settings:
     """How far to go from what the model says without the text towards, and past, what it says with it; 1 is off."""
     length: Literal["draw", "median", "mode"] = "median"
     """How an open length is chosen from the model's law of it."""
+    best_of: int = 1
+    """How many are made of each, with seeds of their own; kept is the one beside which what was given is likeliest."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the sampler."""
 
@@ -58,6 +52,8 @@ class Settings:
             raise UserError(f"unknown sampler {self.sampler!r}.{did_you_mean(self.sampler, list(SAMPLERS))}")
         if self.steps is not None and self.steps < 1:
             raise UserError(f"steps must be at least 1, got {self.steps}.")
+        if self.best_of < 1:
+            raise UserError(f"best_of must be at least 1, got {self.best_of}.")
         if not self.temperature >= 0 or not 0 < self.top_p <= 1:
             raise UserError(
                 "temperature must not be negative and top_p must lie in (0, 1], "
@@ -95,6 +91,8 @@ def generate(
 ) -> list[Canvas]:
     """Fill every canvas. The same canvas with the same seed gives the same result in any company."""
     assert len(canvases) == len(seeds)
+    if settings.best_of > 1:
+        return _best(network, canvases, settings, seeds, device, callback)
     if settings.guidance != 1 and any(not canvas.hide for canvas in canvases):
         raise UserError("guidance works against a hidden text; here no known text is to be hidden. Use guidance 1.")
     sized = _choose_lengths(network, canvases, settings, seeds, device)
@@ -109,6 +107,27 @@ def generate(
         for i, row in zip(members, tokens.cpu().numpy()):
             done[i] = read_back(sized[i], row, network.vocabulary)
     return [canvas for canvas in done if canvas is not None]
+
+
+def _best(
+    network: Network,
+    canvases: Sequence[Canvas],
+    settings: Settings,
+    seeds: Sequence[int],
+    device: torch.device | str,
+    callback: Callback | None,
+) -> list[Canvas]:
+    """Fill every canvas several times and keep what the model judges best; the first of equals."""
+    count = settings.best_of
+    judges = [modality for canvas in canvases for modality in [given(canvas)] * count if modality is not None]
+    if len(judges) < count * len(canvases):
+        raise UserError("best_of judges what is made by what is given: it needs a whole text, picture or sound beside.")
+    several = [canvas for canvas in canvases for _ in range(count)]
+    # The first has the seed itself: more candidates are never worse than one, as the model sees it.
+    own = [seed if n == 0 else random_bits(seed, _CANDIDATE, n).item() for seed in seeds for n in range(count)]
+    made = generate(network, several, replace(settings, best_of=1), own, device=device, callback=callback)
+    likely = np.array(log_likelihoods(network, made, judges, device)).reshape(-1, count)
+    return [made[i * count + int(best)] for i, best in enumerate(likely.argmax(1))]
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -150,7 +169,6 @@ class _Proposer:
         self.modality = torch.from_numpy(np.stack([layout.modality for layout in layouts])).to(device)
         self.may_end = torch.from_numpy(np.stack([layout.may_end for layout in layouts])).to(device)
         self.hidden = torch.from_numpy(np.stack([layout.hidden for layout in layouts])).to(device)
-        self.positions = torch.arange(group.tokens.shape[1], device=device).expand_as(group.tokens)
 
     def __call__(self, tokens: Tensor, where: Tensor, step: int) -> Proposals:
         cond, uncond = self.look(tokens)
@@ -163,10 +181,10 @@ class _Proposer:
             rows = where & (self.modality == modality)
             if not bool(rows.any()):
                 continue
-            logits = constrain(self.logits(cond, uncond, rows, modality), self.may_end[rows])
-            probabilities = temper(logits, self.settings.temperature, self.settings.top_p)
+            allowed = constrain(self.logits(cond, uncond, rows, modality), self.may_end[rows])
+            probabilities = temper(allowed, self.settings.temperature, self.settings.top_p)
             chosen = draw(probabilities, uniform[rows])
-            log_prob_nV, entropy_n = log_prob_and_entropy(logits)
+            log_prob_nV, entropy_n = log_prob_and_entropy(allowed)
             ids[rows] = chosen + self.network.vocabulary.ids(modality).start
             log_prob[rows] = log_prob_nV.gather(1, chosen[:, None])[:, 0]
             entropy[rows] = entropy_n
@@ -175,33 +193,17 @@ class _Proposer:
     def look(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Hidden states with and, if guided, without the text."""
         if self.settings.guidance == 1:
-            return self._trunk(tokens), None
+            return hidden_states(self.network, tokens), None
         blind = torch.where(self.hidden, self.group.mask_ids, tokens)
-        cond, uncond = self._trunk(torch.cat([tokens, blind])).chunk(2)
+        cond, uncond = hidden_states(self.network, torch.cat([tokens, blind])).chunk(2)
         return cond, uncond
 
     def logits(self, cond: Tensor, uncond: Tensor | None, rows: Tensor, modality: Modality) -> Tensor:
         """[n, V] float32, guided."""
-        found = self._head(cond[rows], modality)
-        return found if uncond is None else guide(found, self._head(uncond[rows], modality), self.settings.guidance)
-
-    def _trunk(self, tokens: Tensor) -> Tensor:
-        filled = _filled_up(tokens, -(-_least_rows() // tokens.shape[1]))
-        return self.network(filled, self.positions[:1].expand_as(filled))[: len(tokens)]
-
-    def _head(self, hidden_nD: Tensor, modality: Modality) -> Tensor:
-        return self.network.logits(_filled_up(hidden_nD, _least_rows()), modality)[: len(hidden_nD)]
-
-
-def _least_rows() -> int:
-    """Of a matrix product, for every row to be rounded as in a larger one. With two threads 12 were enough."""
-    return 8 * max(2, torch.get_num_threads())
-
-
-def _filled_up(rows: Tensor, least: int) -> Tensor:
-    """At least so many rows, the missing ones copies of the first."""
-    missing = least - len(rows)
-    return rows if missing <= 0 else torch.cat([rows, rows[:1].expand(missing, -1)])
+        found = logits(self.network, cond[rows], modality)
+        if uncond is None:
+            return found
+        return guide(found, logits(self.network, uncond[rows], modality), self.settings.guidance)
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------
@@ -278,8 +280,8 @@ def _length_laws(
         lengths = list(range(span.shortest, span.open_slot, span.stride))
         where = torch.zeros_like(group.masked)
         where[row, [start + length for length in lengths]] = True
-        logits = constrain(plain.logits(hidden, None, where, span.modality), plain.may_end[where])
-        ended = torch.softmax(logits.double(), -1)[:, -1].cpu().numpy()
+        allowed = constrain(plain.logits(hidden, None, where, span.modality), plain.may_end[where])
+        ended = torch.softmax(allowed.double(), -1)[:, -1].cpu().numpy()
         distribution = np.maximum.accumulate(ended)
         mass = np.diff(distribution, prepend=0.0)
         mass[-1] += 1 - distribution[-1]  # whatever has not ended by then ends there

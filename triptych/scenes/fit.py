@@ -44,7 +44,8 @@ def fit_text(report: Report) -> ByteBPE:
     texts = []
     for _ in range(TEXT_DOCUMENTS):
         scene = sample_scene(rng, "train")
-        texts += [grammar.document(scene, rng), grammar.caption(scene, rng)]
+        # Captions and questions also alone, as beside pictures: a word that begins a text is a token of its own.
+        texts += [grammar.document(scene, rng), grammar.caption(scene, rng), " ".join(grammar.question(scene, rng))]
     tokenizer = ByteBPE.train(texts, TEXT_VOCABULARY)
     report(f"text: {tokenizer.vocab_size} ids")
     return tokenizer

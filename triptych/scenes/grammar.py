@@ -197,13 +197,13 @@ def plain_caption(scene: Scene) -> str:
     return f"{first} {_RELATION_PHRASES[scene.relation][0]} {others[0]}" if others else first
 
 
-def caption(scene: Scene, rng: np.random.Generator) -> str:
-    """The scene in some words: order of the groups, opening and relation phrase are drawn."""
+def caption(scene: Scene, rng: np.random.Generator, opening: str | None = None) -> str:
+    """The scene in some words: order of the groups, opening (unless it is given) and relation phrase are drawn."""
     groups, relation = scene.groups, scene.relation
     if len(groups) == 2 and rng.random() < 0.5:
         groups, relation = groups[::-1], INVERSE[relation] if relation else None
-    # Half of all captions open plainly; the other openings share the rest.
-    opening = _OPENINGS[0 if rng.random() < 0.5 else rng.integers(1, len(_OPENINGS))]
+    if opening is None:  # half of all captions open plainly; the other openings share the rest
+        opening = _OPENINGS[0 if rng.random() < 0.5 else rng.integers(1, len(_OPENINGS))]
     phrases = _RELATION_PHRASES[relation]
     joined = f" {phrases[rng.integers(len(phrases))]} ".join(map(say_group, groups))
     return opening.replace("{is}", "is" if groups[0].count == 1 else "are") + joined

@@ -104,6 +104,12 @@ def describes(text: str, things: Sequence[Placed]) -> bool:
     return scene is not None and shows(Reading(tuple(things), False), scene)
 
 
+def tells(text: str, scene: Scene, things: Sequence[Placed]) -> bool:
+    """Whether a caption describes the picture of a scene and, if that has a relation, does not leave it out."""
+    said = parse(text)
+    return said is not None and describes(text, things) and (not scene.relation or said.relation is not None)
+
+
 def same_scene(said: Scene | None, meant: Scene) -> bool:
     """Whether two scenes say the same, whichever group is named first."""
     if said is None:

@@ -14,7 +14,15 @@ from triptych.tokenizers.base import Sound
 from triptych.vocab import Task
 
 SPLITS = ("train", "validation", "test")
-QUESTION_SHARE = 0.25  # of the texts beside pictures that are a question and its answer instead of a caption
+# Of the pictures to train on. Those of one thing are few and soon known; to tell two things apart takes long.
+PICTURE_SHARES = {
+    "single object": 0.05, "colours": 0.05, "counting": 0.2, "two objects": 0.15, "position": 0.3,
+    "colour attribution": 0.25,
+}  # fmt: skip
+# Of the texts beside pictures: a question and its answer instead of a caption. A caption's words can mostly be guessed
+# from a picture and each other without knowing which word is about which thing; "what colour is the hat?" cannot.
+QUESTION_SHARE = 0.5
+PROMPT_SHARE = 0.25  # of the same: a caption that opens as captioning does, besides those that happen to
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,10 @@ def scene_sample(task: Task, split: str, index: int, seed: int = 0) -> SceneSamp
     if index < 0 or seed < 0:
         raise UserError(f"index and seed must not be negative, got {index} and {seed}.")
     rng = np.random.default_rng([seed, SPLITS.index(split), task, index])
-    scene = grammar.sample_scene(rng, split)
+    category = None
+    if (task, split) == (Task.IMAGE_TEXT, "train"):
+        category = list(PICTURE_SHARES)[rng.choice(len(PICTURE_SHARES), p=list(PICTURE_SHARES.values()))]
+    scene = grammar.sample_scene(rng, split, category)
     match task:
         case Task.TEXT:
             return SceneSample(scene, grammar.document(scene, rng))
@@ -43,6 +54,10 @@ def scene_sample(task: Task, split: str, index: int, seed: int = 0) -> SceneSamp
             text = grammar.caption(scene, rng)
             return SceneSample(scene, text, sound=speak(text, rng))
     things = place(scene, rng)
-    asks = rng.random() < QUESTION_SHARE
-    text = " ".join(grammar.question(scene, rng)) if asks else grammar.caption(scene, rng)
+    chance = rng.random()
+    if chance < QUESTION_SHARE:
+        text = " ".join(grammar.question(scene, rng))
+    else:
+        is_prompted = chance < QUESTION_SHARE + PROMPT_SHARE
+        text = grammar.caption(scene, rng, opening=f"{grammar.CAPTION_PROMPT} " if is_prompted else None)
     return SceneSample(scene, text, tuple(things), image=draw(things))

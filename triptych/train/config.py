@@ -5,6 +5,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -25,6 +26,9 @@ class OptimizerConfig:
 
     lr: float
     """At the end of the warm-up."""
+    lr_multipliers: Mapping[str, float] = field(default_factory=dict)
+    """What lr is multiplied by for weights of some role ("mlp_fc2") or family of roles ("embed", "attn"); the longest
+    name that fits counts."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -41,6 +45,9 @@ class OptimizerConfig:
         for name in ("lr", "eps"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"{name} must be positive, got {getattr(self, name)!r}.")
+        for role, multiplier in self.lr_multipliers.items():
+            if not 0 <= multiplier < float("inf"):
+                raise UserError(f"lr_multipliers.{role} must be finite and not negative, got {multiplier!r}.")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)!r}.")

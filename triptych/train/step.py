@@ -16,6 +16,7 @@ from triptych.data.loader import Step
 from triptych.data.types import Batch
 from triptych.diffusion.corrupt import Corrupted, corrupt
 from triptych.diffusion.objective import token_weights
+from triptych.errors import UserError, did_you_mean
 from triptych.model.transformer import Loss, Targets, attend_within_segments, tagged_parameters
 from triptych.train.config import OptimizerConfig, RunConfig
 from triptych.train.ranks import Ranks
@@ -131,7 +132,7 @@ def train_step(
     """
     learning_rate = config.optimizer.lr * lr_factor(step.index, config)
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["lr_multiplier"]
     sums = StepSums()
     for inputs in micro_inputs(step, config, vocabulary, device, ranks):
         loss = model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
@@ -160,10 +161,25 @@ def lr_factor(step: int, config: RunConfig) -> float:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW in two groups: matrices decay, norms do not."""
+    """AdamW in groups of one learning rate each; matrices decay, norms do not."""
     tagged = list(tagged_parameters(model))
+    families = {role: _families(role) for role in sorted({t.role for t in tagged})}
+    known = sorted({family for each in families.values() for family in each})
+    for name in config.lr_multipliers:
+        if name not in known:
+            raise UserError(f"unknown key 'optimizer.lr_multipliers.{name}'.{did_you_mean(name, known)}")
+    members: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for t in tagged:
+        multiplier = next((config.lr_multipliers[f] for f in families[t.role] if f in config.lr_multipliers), 1.0)
+        members.setdefault((t.is_matrix, multiplier), []).append(t.parameter)
     groups = [
-        {"params": [t.parameter for t in tagged if t.is_matrix], "weight_decay": config.weight_decay},
-        {"params": [t.parameter for t in tagged if not t.is_matrix], "weight_decay": 0.0},
+        {"params": params, "weight_decay": config.weight_decay if is_matrix else 0.0, "lr_multiplier": multiplier}
+        for (is_matrix, multiplier), params in members.items()
     ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+
+
+def _families(role: str) -> list[str]:
+    """The names a role goes by, the longest first: "embed_place_text", "embed_place", "embed"."""
+    parts = role.split("_")
+    return ["_".join(parts[:count]) for count in range(len(parts), 0, -1)]

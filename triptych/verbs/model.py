@@ -139,7 +139,7 @@ def _what_is_lost(step: int, folder: Path) -> str:
 
 _DIRECTIONS = {
     "image": "TEXT -> picture",
-    "caption": "PICTURE -> text",
+    "caption": "PICTURE [BEGINNING] -> text",
     "answer": "PICTURE QUESTION -> text",
     "speech": "TEXT -> sound",
     "transcribe": "SOUND -> text",
@@ -161,7 +161,7 @@ Generate in any direction with one model.
 
 examples:
   triptych generate image "two cats left of a red heart" --out cats.png
-  triptych generate caption cats.png
+  triptych generate caption cats.png "there are"
   triptych generate answer cats.png "how many cats are there?"
   triptych generate speech "a picture of three foxes" --out foxes.wav
   triptych generate transcribe foxes.wav
@@ -187,6 +187,7 @@ examples:
     group.add_argument("--temperature", type=float)
     group.add_argument("--top-p", type=float)
     group.add_argument("--guidance", type=float, help="1 is none")
+    group.add_argument("--best-of", type=int, metavar="N", help="make N, keep the one the model itself finds best")
 
 
 def _run_generate(args: argparse.Namespace) -> None:
@@ -195,7 +196,7 @@ def _run_generate(args: argparse.Namespace) -> None:
     _read_inputs(args)
     settings: dict[str, Any] = {
         name: getattr(args, name)
-        for name in ("preset", "sampler", "steps", "temperature", "top_p", "guidance")
+        for name in ("preset", "sampler", "steps", "temperature", "top_p", "guidance", "best_of")
         if getattr(args, name) is not None
     }
     made = _DIRECTION_RUNS[args.direction](open_model(args.model, device_named(args.device)), args, settings)
@@ -204,7 +205,7 @@ def _run_generate(args: argparse.Namespace) -> None:
             _deliver(part, args, number)
 
 
-_NUM_INPUTS = {"answer": (2, 2), "fill-image": (1, 2), "fill-text": (1, 2), "fill-speech": (1, 2)}
+_NUM_INPUTS = {"caption": (1, 2), "answer": (2, 2), "fill-image": (1, 2), "fill-text": (1, 2), "fill-speech": (1, 2)}
 _FIRST_IS_PICTURE = ("caption", "answer", "fill-image", "image-to-speech")
 _FIRST_IS_SOUND = ("transcribe", "fill-speech", "speech-to-image")
 _MAKES = {
@@ -272,7 +273,7 @@ def _generate_speech(pipe: Any, args: Any, settings: Any) -> list[Any]:
 
 
 def _generate_caption(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    return _repeat(lambda seed: pipe.caption(args.inputs[0], seed=seed, **settings), args)
+    return _repeat(lambda seed: pipe.caption(*args.inputs, seed=seed, **settings), args)
 
 
 def _generate_answer(pipe: Any, args: Any, settings: Any) -> list[Any]:

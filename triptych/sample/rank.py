@@ -1,0 +1,78 @@
+"""Which of several results is best, as the model itself sees it: how likely what was given is, given what was made.
+
+A caption is good if its picture is likely beside it, a picture if its text is. What was given is the same for all
+results of a request, whatever their lengths: it is masked in the same places for all, and the sums can be compared.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from triptych.sample.canvas import Canvas, lay_out
+from triptych.sample.logits import constrain, log_prob_and_entropy
+from triptych.sample.rows import MOST_TOKENS, Network, hidden_states, logits
+from triptych.vocab import Modality
+
+# b results, T positions, L of them given, K looks, n masked positions of all looks together
+
+LOOKS = 16
+
+
+def given(canvas: Canvas) -> Modality | None:
+    """What the results of a canvas can be judged by: the span that is given whole, beside one that is not."""
+    whole = [span for span in canvas.spans if span.open_slot is None and not span.unsaid and not span.num_masked]
+    if len(canvas.spans) != 2 or len(whole) != 1 or not len(whole[0].ids):
+        return None
+    return whole[0].modality
+
+
+@torch.inference_mode()
+def log_likelihoods(
+    network: Network, canvases: Sequence[Canvas], judges: Sequence[Modality], device: torch.device | str = "cpu"
+) -> list[float]:
+    """Of every finished canvas, an estimate of a lower bound on log p(its span of that modality | rest), in nats."""
+    alike: dict[tuple[int, int, int, Modality], list[int]] = {}
+    layouts = [lay_out(canvas, network.vocabulary) for canvas in canvases]
+    for i, (canvas, modality) in enumerate(zip(canvases, judges)):
+        place = [span.modality for span in canvas.spans].index(modality)
+        key = len(layouts[i].tokens), layouts[i].starts[place], len(canvas.spans[place].ids), modality
+        alike.setdefault(key, []).append(i)
+    found = np.zeros(len(canvases))
+    for (length, start, count, modality), members in alike.items():
+        most = max(1, MOST_TOKENS // (length * LOOKS))
+        for first in range(0, len(members), most):
+            part = members[first : first + most]
+            tokens_bT = np.stack([layouts[i].tokens for i in part])
+            found[part] = _bounds(network, tokens_bT, slice(start, start + count), modality, device)
+    return found.tolist()
+
+
+def _bounds(
+    network: Network, tokens_bT: np.ndarray, masked: slice, modality: Modality, device: torch.device | str
+) -> np.ndarray:
+    """[b] of results of one shape: L / k times the sum over the k masked positions, averaged over the looks."""
+    masks_KL = _masks(masked.stop - masked.start)
+    masks_KT = np.zeros((LOOKS, tokens_bT.shape[1]), bool)
+    masks_KT[:, masked] = masks_KL
+    seen_bKT = np.where(masks_KT, network.vocabulary.mask(modality), tokens_bT[:, None])
+    hidden = hidden_states(network, torch.from_numpy(seen_bKT.reshape(-1, tokens_bT.shape[1])).to(device))
+    where = torch.from_numpy(np.tile(masks_KT, (len(tokens_bT), 1))).to(device)
+    rows = logits(network, hidden[where], modality)
+    log_prob_nV, _ = log_prob_and_entropy(constrain(rows, torch.zeros(len(rows), dtype=torch.bool, device=device)))
+    true_bn = np.broadcast_to(tokens_bT[:, None], seen_bKT.shape)[:, masks_KT]
+    true_n = torch.from_numpy(network.vocabulary.to_local(modality, true_bn.reshape(-1))).to(device)
+    log_prob_bn = log_prob_nV.gather(1, true_n[:, None]).cpu().numpy().reshape(len(tokens_bT), -1)
+    counts_K = masks_KL.sum(1)
+    weight_n = np.repeat(masks_KL.shape[1] / counts_K / LOOKS, counts_K)
+    # Row by row: a sum over an axis of a matrix may add in another order.
+    return np.array([float((weight_n * row).sum()) for row in log_prob_bn])
+
+
+def _masks(count: int) -> np.ndarray:
+    """[K, L] bool: from few to most positions, evenly; which ones depends on how many there are alone."""
+    rng = np.random.default_rng(count)
+    masks = np.zeros((LOOKS, count), bool)
+    for look in range(LOOKS):
+        masks[look, rng.permutation(count)[: -(-(2 * look + 1) * count // (2 * LOOKS))]] = True
+    return masks
