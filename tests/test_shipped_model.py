@@ -1,12 +1,14 @@
 """The shipped model loads, is small, and does what the README says; a quick sample of `triptych eval scenes`."""
 
+import numpy as np
 import pytest
 
 from triptych.eval.scenes import examine
 from triptych.pipeline import Pipeline
 from triptych.saved import EMBEDDED
 from triptych.scenes.grammar import parse
-from triptych.scenes.judge import read, shows
+from triptych.scenes.judge import describes, read, shows
+from triptych.scenes.picture import draw, place
 from triptych.scenes.samples import scene_sample
 from triptych.vocab import Task
 
@@ -49,12 +51,18 @@ def test_holes_in_pictures_are_filled_with_what_was_there(pipe):
     assert sum(right) >= 0.6 * len(right)
 
 
-def test_a_chain_from_speech_to_picture(pipe):
-    heard, picture = pipe.speech_to_image(pipe.speak("a red heart", seed=1), seed=1)
-    assert heard == "a red heart"
-    assert shows(read([picture])[0], parse("a red heart"))
-    said, _ = pipe.image_to_speech(picture)
-    assert said.endswith("a red heart")
+def test_chains_between_speech_and_pictures(pipe):
+    sentences = ["a red heart", "a cat", "two stars", "a fish above a tree"]
+    drawn = told = 0
+    for sentence in sentences:
+        heard, picture = pipe.speech_to_image(pipe.speak(sentence, seed=1), seed=1)
+        assert heard == sentence
+        drawn += shows(read([picture])[0], parse(sentence))
+        things = place(parse(sentence), np.random.default_rng(1))
+        said, _ = pipe.image_to_speech(draw(things))
+        told += describes(said, things)
+    assert drawn >= 3
+    assert told >= 3
 
 
 def test_its_law_of_lengths_follows_the_text(pipe):
