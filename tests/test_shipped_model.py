@@ -65,6 +65,14 @@ def test_chains_between_speech_and_pictures(pipe):
     assert told >= 3
 
 
+@pytest.mark.xfail(strict=True, reason="the image tokenizer gives other codes to what it decoded itself; to be mended")
+def test_it_describes_its_own_drawing(pipe):
+    picture = pipe.text_to_image("a red heart", seed=1)
+    assert shows(read([picture])[0], parse("a red heart"))
+    said, _ = pipe.image_to_speech(picture)
+    assert said.endswith("a red heart")
+
+
 def test_its_law_of_lengths_follows_the_text(pipe):
     short, long = pipe.speak(["a cat", "this picture shows two red hats to the left of two blue umbrellas"])
     assert 0.4 < short.seconds < 1.2

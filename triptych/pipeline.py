@@ -27,7 +27,6 @@ from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_end
 from triptych.sample.generate import Settings, generate
 from triptych.sample.group import Callback
 from triptych.sample.presets import PRESETS
-from triptych.sample.rank import given
 from triptych.saved import EMBEDDED, Limits, SavedModel, read_config, read_model, write_model
 from triptych.tokenizers.base import Sound
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -253,8 +252,6 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
             raise UserError(f"unknown setting {unknown!r}.{did_you_mean(unknown, known_names)}")
         if "sampler" in chosen and chosen["sampler"] != preset.sampler:
             preset = replace(preset, options={})  # those were another sampler's
-        if any(given(canvas) is None for canvas in canvases):
-            preset = replace(preset, best_of=1)  # there is nothing to judge by
         return self.fill(canvases, replace(preset, **chosen), seed, callback)
 
     # -- parts of canvases --------------------------------------------------------------------------------------------

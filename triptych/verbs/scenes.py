@@ -209,6 +209,7 @@ examples:
     group.add_argument("--temperature", type=float)
     group.add_argument("--top-p", type=float)
     group.add_argument("--guidance", type=float)
+    group.add_argument("--best-of", type=int, metavar="N")
 
 
 def _run_eval_scenes(args: argparse.Namespace) -> None:
@@ -222,7 +223,7 @@ def _run_eval_scenes(args: argparse.Namespace) -> None:
 
     if args.pictures < 1 or args.sounds < 1 or args.seed < 0:
         raise UserError("--pictures and --sounds must be at least 1, and --seed not negative.")
-    names = ("sampler", "steps", "temperature", "top_p", "guidance")
+    names = ("sampler", "steps", "temperature", "top_p", "guidance", "best_of")
     changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if changed and not args.only:
         raise UserError("how to sample can be changed for one direction at a time: add --only DIRECTION.")
