@@ -54,6 +54,14 @@ def test_every_patch_of_the_world_has_one_code(bundle):
     assert all(len(found) == 1 for found in codes.values())
 
 
+def test_what_is_drawn_from_codes_is_read_as_those_codes(bundle):
+    """A model's drawing can be captioned only if encoding it gives the codes it was drawn from."""
+    pictures = [scene_sample(Task.IMAGE_TEXT, "test", index).image for index in range(100)]
+    ids = np.stack(bundle.image.encode(pictures))
+    again = np.stack(bundle.image.encode(bundle.image.decode(list(ids))))
+    assert np.mean(ids != again) <= 0.002
+
+
 def test_speech_is_understood_after_the_round_trip(bundle):
     samples = [scene_sample(Task.AUDIO_TEXT, "test", index) for index in range(12)]
     rebuilt = bundle.audio.decode(bundle.audio.encode([sample.sound for sample in samples]))

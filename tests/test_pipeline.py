@@ -345,9 +345,11 @@ def test_settings_change_the_preset_of_what_is_made(pipe, picture, monkeypatch):
     pipe.caption(picture, preset="paper", temperature=0.7)
     pipe.caption(picture, sampler="remdm", options={"eta": 0.2})
     pipe.caption(picture)
+    pipe.answer(picture, "is there a cat?")
     assert (used[0].sampler, used[0].temperature) == ("random_order", 0.7)
     assert (used[1].sampler, used[1].options) == ("remdm", {"eta": 0.2})
-    assert used[2] == pipe.presets[Modality.TEXT]
+    assert used[2] == pipe.presets["caption"]
+    assert used[3] == pipe.presets[Modality.TEXT]
 
 
 # -- saved models -----------------------------------------------------------------------------------------------------

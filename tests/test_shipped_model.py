@@ -32,13 +32,13 @@ def test_the_weights_are_small_enough_to_ship():
 # The bounds leave room for the spread of so few samples; the README has the full examination.
 @pytest.mark.parametrize(
     ("measure", "least"),
-    [("text to image", 0.7), ("image to text", 0.45), ("question answering", 0.85)],
+    [("text to image", 0.75), ("image to text", 0.85), ("question answering", 0.9)],
 )
 def test_pictures_and_words(scores, measure, least):
     assert scores[measure].value >= least
 
 
-@pytest.mark.parametrize(("measure", "most"), [("speech to text, WER", 0.1), ("text to speech, Whisper WER", 0.3)])
+@pytest.mark.parametrize(("measure", "most"), [("speech to text, WER", 0.1), ("text to speech, Whisper WER", 0.2)])
 def test_speech(scores, measure, most):
     assert scores[measure].value <= most
 
@@ -65,12 +65,10 @@ def test_chains_between_speech_and_pictures(pipe):
     assert told >= 3
 
 
-@pytest.mark.xfail(strict=True, reason="the image tokenizer gives other codes to what it decoded itself; to be mended")
-def test_it_describes_its_own_drawing(pipe):
-    picture = pipe.text_to_image("a red heart", seed=1)
-    assert shows(read([picture])[0], parse("a red heart"))
-    said, _ = pipe.image_to_speech(picture)
-    assert said.endswith("a red heart")
+def test_it_describes_its_own_drawings(pipe):
+    sentences = ["a red heart", "three foxes", "a cat and a star", "two dogs", "a green hat"]
+    pictures = pipe.text_to_image(sentences, seed=1)
+    assert sum(describes(said, seen.things) for said, seen in zip(pipe.caption(pictures), read(pictures))) >= 4
 
 
 def test_its_law_of_lengths_follows_the_text(pipe):

@@ -26,7 +26,7 @@ from triptych.model.transformer import Transformer
 from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_ended, unsaid
 from triptych.sample.generate import Settings, generate
 from triptych.sample.group import Callback
-from triptych.sample.presets import PRESETS
+from triptych.sample.presets import PRESETS, Use
 from triptych.saved import EMBEDDED, Limits, SavedModel, read_config, read_model, write_model
 from triptych.tokenizers.base import Sound
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -103,7 +103,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         def read(filled: Canvas) -> str:
             return self._said(filled)[len(self.limits.caption_prompt) if prompt is None else 0 :].strip()
 
-        return self._each(image, canvas, Modality.TEXT, read, settings)
+        return self._each(image, canvas, Modality.TEXT, read, settings, use="caption")
 
     def answer(self, image: Image.Image | Sequence[Image.Image], question: str | Sequence[str], **settings: Any) -> Any:
         """Answer a question about a picture."""
@@ -199,7 +199,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
     def image_to_speech(self, image: Image.Image, seconds: float | None = None, **settings: Any) -> tuple[str, Sound]:
         """Look, then say what is there: the words and the sound."""
-        seen = self._run([self._look_at(image)], Modality.TEXT, _seed_of(settings))[0]
+        seen = self._run([self._look_at(image)], Modality.TEXT, _seed_of(settings), "caption")[0]
         spoken = Canvas(seen.text, self._sound_span(seconds), hide=True)
         return self._said(seen), self._sound(self._run([spoken], Modality.AUDIO, settings)[0])
 
@@ -232,20 +232,24 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         target: Modality,
         read: Callable[[Canvas], Any],
         settings: dict[str, Any],
+        use: Use | None = None,
     ) -> Any:
         """Make canvases, fill them, read the results; one for one, or a list for a list."""
         several = isinstance(items, Sequence) and not isinstance(items, str)
         listed = list(items) if several else [items]
-        filled = self._run([canvas(item) for item in listed], target, settings)
+        filled = self._run([canvas(item) for item in listed], target, settings, use)
         results = [read(each) for each in filled]
         return results if several else results[0]
 
-    def _run(self, canvases: Sequence[Canvas], target: Modality, settings: Mapping[str, Any]) -> list[Canvas]:
-        """`settings` are fields of `Settings` that differ from the preset of the target, and seed and callback."""
+    def _run(
+        self, canvases: Sequence[Canvas], target: Modality, settings: Mapping[str, Any], use: Use | None = None
+    ) -> list[Canvas]:
+        """`settings` are fields of `Settings` that differ from the preset of the use or target, seed and callback."""
         chosen = dict(settings)
         seed, callback = chosen.pop("seed", 0), chosen.pop("callback", None)
         name = chosen.pop("preset", None)
-        preset = self.presets[target] if name is None else _preset(name)[target]
+        presets = self.presets if name is None else _preset(name)
+        preset = presets[use] if use is not None and use in presets else presets[target]
         unknown = next((key for key in chosen if key not in Settings.__dataclass_fields__), None)
         if unknown is not None:
             known_names = [*Settings.__dataclass_fields__, "seed", "callback", "preset"]
@@ -425,7 +429,7 @@ def _learned(slot: int | None, instead: str) -> int:
     return slot
 
 
-def _preset(name: str) -> Mapping[Modality, Settings]:
+def _preset(name: str) -> Mapping[Modality | Use, Settings]:
     if name not in PRESETS:
         raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(PRESETS))}")
     return PRESETS[name]

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from triptych.errors import UserError
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, unsaid
 from triptych.sample.generate import Settings, generate
-from triptych.sample.presets import PRESETS
+from triptych.sample.presets import PRESETS, Use
 from triptych.sample.unmask import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
 
@@ -455,5 +456,5 @@ def test_options_reach_the_sampler():
 def test_presets_name_every_modality():
     assert {"scenes", "paper"} <= set(PRESETS)
     for preset in PRESETS.values():
-        assert set(preset) == set(Modality)
+        assert set(Modality) <= set(preset) <= {*Modality, *get_args(Use)}
         assert preset[TEXT].guidance == 1  # there is no text to hide where text is made

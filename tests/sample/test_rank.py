@@ -12,7 +12,7 @@ from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.sample import rank
 from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, unsaid
 from triptych.sample.generate import Settings, generate
-from triptych.sample.rank import LOOKS, given, log_likelihoods
+from triptych.sample.rank import LOOKS, agreement, has_a_given_side, log_likelihoods
 
 
 def log_softmax(logits):
@@ -61,6 +61,17 @@ def test_masks_go_evenly_from_few_positions_to_most(count):
     assert (rank._masks(count) == masks).all()
 
 
+def test_both_sides_count_and_what_is_equal_is_looked_at_once():
+    canvases = [Canvas(known(TEXT, text), known(IMAGE, [1, 2, 3])) for text in ([3, 4], [5, 6, 7], [3, 4], [3, 5])]
+    sides = [log_likelihoods(Fake(arbitrary), canvases, [modality] * 4) for modality in (TEXT, IMAGE)]
+    model, once = Fake(arbitrary), Fake(arbitrary)
+    found = agreement(model, canvases)
+    assert found == [one + other for one, other in zip(*sides)]
+    assert len(set(found)) == 3
+    agreement(once, [canvases[0], canvases[1], canvases[3]])
+    assert model.rows == once.rows
+
+
 class Honest(Fake):
     """Thinks that the text names the first code of the picture, and knows nothing else."""
 
@@ -97,7 +108,7 @@ def test_more_candidates_are_never_worse_in_the_model_s_own_eyes():
     scores = []
     for count in (1, 2, 4, 8):
         (done,) = generate(Fake(arbitrary), [canvas], Settings(best_of=count), [7])
-        scores += log_likelihoods(Fake(arbitrary), [done], [TEXT])
+        scores += agreement(Fake(arbitrary), [done])
     assert scores == sorted(scores)
     assert scores[-1] > scores[0]
 
@@ -139,6 +150,6 @@ def test_the_same_alone_and_in_any_company():
     ids=["text alone", "unsaid", "nothing given", "empty", "nothing to make"],
 )
 def test_there_must_be_something_to_judge_by(canvas):
-    assert given(canvas) is None
+    assert not has_a_given_side(canvas)
     with pytest.raises(UserError, match="best_of judges what is made by what is given: it needs a whole text"):
         generate(Fake(arbitrary), [Canvas(known(TEXT, [1]), masked(IMAGE, 2)), canvas], Settings(best_of=2), [0, 1])

@@ -143,6 +143,12 @@ def test_questions_are_answered_truly():
         "what colour is the heart?": "red",
         "what is left of the red heart?": "two cats",
         "what is right of the cats?": "a red heart",
+        "what is on the left?": "two cats",
+        "what is on the right?": "a red heart",
+        "are the cats left of the red heart?": "yes",
+        "are the cats right of the red heart?": "no",
+        "is the red heart right of the cats?": "yes",
+        "is the red heart left of the cats?": "no",
     }
 
 

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-from triptych.tokenizers.fit_movq import FollowingCodebook, fit_movq, nearest_code
+from triptych.tokenizers.fit_movq import FAR, FollowingCodebook, fit_movq, nearest_code, retire_codes
 from triptych.tokenizers.image import MoVQ
-from triptych.tokenizers.pixels import from_pixels
+from triptych.tokenizers.pixels import from_pixels, to_pixels
 
 
 def test_nearest_code_is_the_nearest():
@@ -48,3 +49,40 @@ def test_a_small_movq_learns_coloured_quarters(local):
     fit_movq(tokenizer, batches(), steps=150, learning_rate=3e-3, report=reports.append, report_every=50)
     assert error(tokenizer) < 0.2 * before
     assert [r["step"] for r in reports] == [50, 100, 150]
+
+
+def test_codes_are_retired_until_drawings_are_read_as_they_were_drawn():
+    """A codebook with twins: every code again, a hair away. Of each pair one goes, and so does what nothing uses."""
+    rng = np.random.default_rng(0)
+    plain = rng.integers(0, 256, size=(24, 2, 2, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(quarters.repeat(8, 0).repeat(8, 1)) for quarters in plain]
+    tokenizer = MoVQ.small(16, local=True, channels=(32, 32), groups=8, patch=4, codes=64, latent_channels=4)
+    codes = tokenizer.model.quantize.embedding.weight
+    with torch.no_grad():
+        latents = tokenizer.latents(torch.from_numpy(to_pixels(pictures[:6]))).movedim(1, -1).reshape(-1, 4)
+        codes[:24] = latents
+        codes[24:48] = latents + 1e-3 * latents.std()
+        codes[48:] = 50.0
+    kept = codes.detach().clone()
+
+    def confused():
+        ids = tokenizer.encode(pictures)
+        return np.mean(np.stack(ids) != np.stack(tokenizer.encode(tokenizer.decode(ids))))
+
+    before = confused()
+    retired = retire_codes(tokenizer, pictures, alike=256, rounds=64)  # nothing is worth an error
+    assert before > 0
+    assert confused() == 0
+    assert set(range(48, 64)) <= set(retired)
+    assert len(retired) < 64
+    assert (codes[retired] == FAR).all()
+    remaining = [code for code in range(64) if code not in retired]
+    assert torch.equal(codes[remaining], kept[remaining])
+    assert not set(retired) & set(np.concatenate(tokenizer.encode(pictures)).tolist())
+
+
+def test_codes_that_look_different_are_not_retired():
+    pictures = [Image.fromarray(np.full((16, 16, 3), shade, np.uint8)) for shade in (0, 255)]
+    tokenizer = MoVQ.small(16, local=True, channels=(32, 32), groups=8, patch=4, codes=8, latent_channels=4)
+    used = set(np.concatenate(tokenizer.encode(pictures)).tolist())
+    assert set(retire_codes(tokenizer, pictures, alike=0)) == set(range(8)) - used

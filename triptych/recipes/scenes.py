@@ -53,7 +53,7 @@ def scenes() -> RunConfig:
         ),
         # Bounded weights (docs/decisions/0010): a caption has so few tokens that 1 / t is mostly noise.
         norm="masked",
-        num_steps=13_000,
+        num_steps=26_000,
         ema_decay=0.999,
         data=tuple(f"data/scenes/train/{task}" for task in TASKS),
         validation_data=tuple(f"data/scenes/validation/{task}" for task in TASKS),

@@ -18,7 +18,7 @@ from triptych.errors import UserError, did_you_mean
 from triptych.sample.canvas import Canvas, Layout, Span, lay_out, read_back
 from triptych.sample.group import Callback, Group, Proposals, Purpose
 from triptych.sample.logits import constrain, draw, guide, log_prob_and_entropy, temper
-from triptych.sample.rank import given, log_likelihoods
+from triptych.sample.rank import agreement, has_a_given_side
 from triptych.sample.rows import MOST_TOKENS, Network, hidden_states, logits
 from triptych.sample.unmask import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
@@ -43,7 +43,7 @@ class Settings:
     length: Literal["draw", "median", "mode"] = "median"
     """How an open length is chosen from the model's law of it."""
     best_of: int = 1
-    """How many are made of each, with seeds of their own; kept is the one beside which what was given is likeliest."""
+    """How many are made of each, with seeds of their own; kept is what fits best with what was given (see `rank`)."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the sampler."""
 
@@ -119,15 +119,14 @@ def _best(
 ) -> list[Canvas]:
     """Fill every canvas several times and keep what the model judges best; the first of equals."""
     count = settings.best_of
-    judges = [modality for canvas in canvases for modality in [given(canvas)] * count if modality is not None]
-    if len(judges) < count * len(canvases):
+    if not all(map(has_a_given_side, canvases)):
         raise UserError("best_of judges what is made by what is given: it needs a whole text, picture or sound beside.")
     several = [canvas for canvas in canvases for _ in range(count)]
     # The first has the seed itself: more candidates are never worse than one, as the model sees it.
     own = [seed if n == 0 else random_bits(seed, _CANDIDATE, n).item() for seed in seeds for n in range(count)]
     made = generate(network, several, replace(settings, best_of=1), own, device=device, callback=callback)
-    likely = np.array(log_likelihoods(network, made, judges, device)).reshape(-1, count)
-    return [made[i * count + int(best)] for i, best in enumerate(likely.argmax(1))]
+    fit = np.array(agreement(network, made, device)).reshape(-1, count)
+    return [made[i * count + int(best)] for i, best in enumerate(fit.argmax(1))]
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------

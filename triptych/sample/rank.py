@@ -1,7 +1,9 @@
-"""Which of several results is best, as the model itself sees it: how likely what was given is, given what was made.
+"""Which of several results is best, as the model itself sees it: each side must be likely beside the other.
 
-A caption is good if its picture is likely beside it, a picture if its text is. What was given is the same for all
-results of a request, whatever their lengths: it is masked in the same places for all, and the sums can be compared.
+    log p(given | made) + log p(made | given)
+
+The first tells whether a caption fits its picture: what was given is the same for all results, whatever their lengths,
+and is masked in the same places for all. Alone it does not mind how a caption says it; the second does.
 """
 
 from collections.abc import Sequence
@@ -19,12 +21,22 @@ from triptych.vocab import Modality
 LOOKS = 16
 
 
-def given(canvas: Canvas) -> Modality | None:
-    """What the results of a canvas can be judged by: the span that is given whole, beside one that is not."""
+def has_a_given_side(canvas: Canvas) -> bool:
+    """Whether results can be judged: one span is given whole, beside one that is not."""
     whole = [span for span in canvas.spans if span.open_slot is None and not span.unsaid and not span.num_masked]
-    if len(canvas.spans) != 2 or len(whole) != 1 or not len(whole[0].ids):
-        return None
-    return whole[0].modality
+    return len(canvas.spans) == 2 and len(whole) == 1 and len(whole[0].ids) > 0
+
+
+def agreement(network: Network, canvases: Sequence[Canvas], device: torch.device | str = "cpu") -> list[float]:
+    """Of finished pairs, how well their sides fit each other, in nats. What is equal is looked at once."""
+    number: dict[tuple[bytes, ...], int] = {}
+    which = [number.setdefault(tuple(span.ids.tobytes() for span in canvas.spans), len(number)) for canvas in canvases]
+    different = [canvases[which.index(i)] for i in range(len(number))]
+    sides = [
+        log_likelihoods(network, different, [canvas.spans[place].modality for canvas in different], device)
+        for place in (0, 1)
+    ]
+    return [sides[0][i] + sides[1][i] for i in which]
 
 
 @torch.inference_mode()

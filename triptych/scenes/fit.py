@@ -16,7 +16,7 @@ from triptych.scenes.grammar import Scene, sample_scene
 from triptych.scenes.picture import PICTURE, picture
 from triptych.scenes.speech import speak
 from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq
-from triptych.tokenizers.fit_movq import fit_movq
+from triptych.tokenizers.fit_movq import fit_movq, retire_codes
 from triptych.tokenizers.image import MoVQ
 from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.tokenizers.pixels import to_pixels
@@ -28,6 +28,7 @@ Report = Callable[[str], None]
 TEXT_DOCUMENTS = 30_000
 TEXT_VOCABULARY = 1_024  # an upper bound: merging ends when every word of the world is one token
 IMAGE_STEPS, IMAGE_BATCH = 3_000, 8
+REREAD_PICTURES = 1_000
 IMAGE_NETWORK: dict[str, Any] = {
     "local": True,
     "channels": (64, 128, 128),
@@ -59,6 +60,9 @@ def fit_image(report: Report) -> MoVQ:
         IMAGE_STEPS,
         report=lambda r: report(" ".join(f"{name} {value:.4g}" for name, value in r.items())),
     )
+    rng = np.random.default_rng(1)
+    retired = retire_codes(tokenizer, [picture(_crowded_scene(rng), rng) for _ in range(REREAD_PICTURES)])
+    report(f"image: {tokenizer.vocab_size - len(retired)} of {tokenizer.vocab_size} codes remain in use")
     return tokenizer
 
 

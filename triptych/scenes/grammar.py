@@ -42,6 +42,7 @@ _RELATION_PHRASES = {
     "below": ("below", "under"),
     None: ("and", "with"),
 }
+_SIDES = {"left of": "on the left", "right of": "on the right", "above": "above", "below": "below"}
 # Ways to open a caption; "{is}" agrees with the number of the first group.
 CAPTION_PROMPT = "a picture of"  # no question begins so: a text that does is a description
 _OPENINGS = ("", "there {is} ", "here {is} ", f"{CAPTION_PROMPT} ", "we see ", "this picture shows ")
@@ -223,6 +224,11 @@ def questions(scene: Scene) -> list[tuple[str, str]]:
         first, second = scene.groups
         for here, there, relation in ((first, second, scene.relation), (second, first, INVERSE[scene.relation])):
             found.append((f"what is {relation} {_say_the(there)}?", say_group(here)))
+            # Of two, that is the other one, whatever the relation; these need to know it.
+            found.append((f"what is {_SIDES[relation]}?", say_group(here)))
+            for asked, answer in ((relation, "yes"), (INVERSE[relation], "no")):
+                verb = "is" if here.count == 1 else "are"
+                found.append((f"{verb} {_say_the(here)} {asked} {_say_the(there)}?", answer))
     return found
 
 

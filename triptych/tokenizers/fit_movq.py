@@ -2,14 +2,18 @@
 
 The codebook is not trained by gradient: each code moves to the running mean of the latents it is nearest to, and a code
 that nothing uses is set on a latent of the current batch. That keeps all codes alive without a tuned loss weight.
+
+A codebook with room to spare ends with many codes for nearly the same patch: `retire_codes` leaves one of each.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from triptych.tokenizers.image import MoVQ
@@ -123,3 +127,41 @@ def fit_movq(
                 }
             )
     model.eval()
+
+
+FAR = 1e3  # where a retired code lies: no latent is ever nearest to it
+
+
+@torch.no_grad()
+def retire_codes(tokenizer: MoVQ, pictures: Sequence[Image.Image], alike: float = 8.0, rounds: int = 20) -> list[int]:
+    """Take codes out of use, in place, so that a picture drawn from codes is read back as those codes; say which.
+
+    Out goes what no picture uses and, of two codes one of which is read as the other after decoding, the rarer, if
+    the decoded patches differ by less than `alike` of 255 on average: those that differ more are worth an error.
+    Ids keep their meaning, and pictures that used no retired code keep theirs.
+    """
+    codes = tokenizer.model.quantize.embedding.weight
+    ids = np.stack(tokenizer.encode(pictures))
+    use = np.bincount(ids.ravel(), minlength=len(codes))
+    retired = set(np.flatnonzero(use == 0).tolist())
+    for _ in range(rounds):
+        codes[sorted(retired)] = FAR
+        ids = np.stack(tokenizer.encode(pictures))
+        drawn = tokenizer.decode(list(ids))
+        again = np.stack(tokenizer.encode(drawn))
+        difference = _patch_difference(tokenizer, drawn, tokenizer.decode(list(again)))
+        confused = (ids != again) & (difference < alike)
+        pairs = {(int(one), int(other)) for one, other in zip(ids[confused], again[confused])}
+        more = {one if use[one] < use[other] else other for one, other in pairs}
+        if not more:
+            break
+        retired |= more
+    return sorted(retired)
+
+
+def _patch_difference(tokenizer: MoVQ, some: Sequence[Image.Image], others: Sequence[Image.Image]) -> np.ndarray:
+    """[pictures, patches] mean absolute difference of pixels, of 255."""
+    pixels = [np.stack([np.asarray(picture, np.float32) for picture in pictures]) for pictures in (some, others)]
+    size = tokenizer.resolution // tokenizer.grid
+    patches = np.abs(pixels[0] - pixels[1]).reshape(len(some), tokenizer.grid, size, tokenizer.grid, size, 3)
+    return patches.mean((2, 4, 5)).reshape(len(some), -1)

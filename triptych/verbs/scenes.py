@@ -85,7 +85,8 @@ def _describe_make(parser: argparse.ArgumentParser) -> None:
 Make the embedded world's data sets, ready for `triptych train scenes`: `scenes write` and `tokenize` in one go.
 
 examples:
-  triptych scenes make data/scenes                       as the shipped model had: 20 minutes on two cores
+  triptych scenes make data/scenes                       20 minutes on two cores
+  triptych scenes make data/scenes --pictures 120000     as the shipped model had in its last runs
   triptych scenes make data/scenes --text 500 --pictures 1000 --speech 300 --validation 50
 
 A run that was stopped goes on when the same command is run again."""
