@@ -70,6 +70,8 @@ def test_both_sides_count_and_what_is_equal_is_looked_at_once():
     assert len(set(found)) == 3
     agreement(once, [canvases[0], canvases[1], canvases[3]])
     assert model.rows == once.rows
+    alike = [Canvas(known(TEXT, [3, 4]), known(modality, [1, 2, 3])) for modality in (IMAGE, AUDIO)]
+    assert len(set(agreement(Fake(arbitrary), alike))) == 2  # the same numbers, but not the same things
 
 
 class Honest(Fake):

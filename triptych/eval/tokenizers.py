@@ -33,8 +33,15 @@ def check_tokenizers(
     scenes = [sample.scene for sample in samples]
     rebuilt = _round_trip(bundle, originals)
     results["psnr_db"] = float(np.mean([psnr(a, b) for a, b in zip(originals, rebuilt)]))
-    results["code_entropy"] = _entropy(bundle.image.encode(originals))
-    report(f"picture codes: unigram entropy {results['code_entropy']:.2f} nats")
+    codes = bundle.image.encode(originals)
+    results["code_entropy"] = _entropy(codes)
+    # A model's drawing can be looked at again only if it is read as the codes it was drawn from.
+    reread = [(a != b).any() for a, b in zip(codes, bundle.image.encode(rebuilt))]
+    results["reread_otherwise"] = float(np.mean(reread))
+    report(
+        f"picture codes: unigram entropy {results['code_entropy']:.2f} nats; "
+        f"{results['reread_otherwise']:.1%} of rebuilt pictures are encoded otherwise"
+    )
     results["judge_true"], results["judge_rebuilt"] = score(originals, scenes), score(rebuilt, scenes)
     report(
         f"pictures: PSNR {results['psnr_db']:.1f} dB; judge {results['judge_true']['overall']:.1%} on true ones, "

@@ -1,4 +1,4 @@
-"""How to sample each modality, by name of the preset."""
+"""How to sample each modality, and for some uses in another way, by name of the preset."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -9,7 +9,7 @@ from triptych.vocab import Modality
 Use = Literal["caption"]  # that has settings of its own, besides those for what is made
 
 PRESETS: dict[str, Mapping[Modality | Use, Settings]] = {
-    # Chosen on validation scenes with an earlier embedded model; with this one, guidance 2.5 is worse.
+    # Chosen on validation scenes, those of pictures and sounds with earlier embedded models.
     "scenes": {
         Modality.TEXT: Settings(sampler="low_confidence", temperature=0.0, length="mode"),
         Modality.IMAGE: Settings(sampler="maskgit", temperature=0.7, guidance=1.5),

@@ -29,14 +29,14 @@ def has_a_given_side(canvas: Canvas) -> bool:
 
 def agreement(network: Network, canvases: Sequence[Canvas], device: torch.device | str = "cpu") -> list[float]:
     """Of finished pairs, how well their sides fit each other, in nats. What is equal is looked at once."""
-    number: dict[tuple[bytes, ...], int] = {}
-    which = [number.setdefault(tuple(span.ids.tobytes() for span in canvas.spans), len(number)) for canvas in canvases]
-    different = [canvases[which.index(i)] for i in range(len(number))]
+    keys = [tuple((span.modality, span.ids.tobytes()) for span in canvas.spans) for canvas in canvases]
+    different = dict(zip(keys, canvases))
     sides = [
-        log_likelihoods(network, different, [canvas.spans[place].modality for canvas in different], device)
+        log_likelihoods(network, [*different.values()], [key[place][0] for key in different], device)
         for place in (0, 1)
     ]
-    return [sides[0][i] + sides[1][i] for i in which]
+    fit = {key: one + other for key, one, other in zip(different, *sides)}
+    return [fit[key] for key in keys]
 
 
 @torch.inference_mode()

@@ -61,8 +61,7 @@ def fit_image(report: Report) -> MoVQ:
         report=lambda r: report(" ".join(f"{name} {value:.4g}" for name, value in r.items())),
     )
     rng = np.random.default_rng(1)
-    retired = retire_codes(tokenizer, [picture(_crowded_scene(rng), rng) for _ in range(REREAD_PICTURES)])
-    report(f"image: {tokenizer.vocab_size - len(retired)} of {tokenizer.vocab_size} codes remain in use")
+    retire_codes(tokenizer, [picture(_crowded_scene(rng), rng) for _ in range(REREAD_PICTURES)], report=report)
     return tokenizer
 
 

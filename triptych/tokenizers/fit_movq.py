@@ -133,7 +133,12 @@ FAR = 1e3  # where a retired code lies: no latent is ever nearest to it
 
 
 @torch.no_grad()
-def retire_codes(tokenizer: MoVQ, pictures: Sequence[Image.Image], alike: float = 8.0, rounds: int = 20) -> list[int]:
+def retire_codes(
+    tokenizer: MoVQ,
+    pictures: Sequence[Image.Image],
+    alike: float = 8.0,
+    report: Callable[[str], None] | None = None,
+) -> list[int]:
     """Take codes out of use, in place, so that a picture drawn from codes is read back as those codes; say which.
 
     Out goes what no picture uses and, of two codes one of which is read as the other after decoding, the rarer, if
@@ -141,22 +146,23 @@ def retire_codes(tokenizer: MoVQ, pictures: Sequence[Image.Image], alike: float 
     Ids keep their meaning, and pictures that used no retired code keep theirs.
     """
     codes = tokenizer.model.quantize.embedding.weight
-    ids = np.stack(tokenizer.encode(pictures))
-    use = np.bincount(ids.ravel(), minlength=len(codes))
-    retired = set(np.flatnonzero(use == 0).tolist())
-    for _ in range(rounds):
+    use = np.bincount(np.concatenate(tokenizer.encode(pictures)), minlength=len(codes))
+    retired: set[int] = set()
+    more = set(np.flatnonzero(use == 0).tolist())
+    while True:
+        retired |= more
         codes[sorted(retired)] = FAR
         ids = np.stack(tokenizer.encode(pictures))
         drawn = tokenizer.decode(list(ids))
         again = np.stack(tokenizer.encode(drawn))
+        if report:
+            report(f"{len(codes) - len(retired)} codes in use, {np.mean(ids != again):.2%} of patches read otherwise")
         difference = _patch_difference(tokenizer, drawn, tokenizer.decode(list(again)))
         confused = (ids != again) & (difference < alike)
-        pairs = {(int(one), int(other)) for one, other in zip(ids[confused], again[confused])}
+        pairs = set(zip(ids[confused].tolist(), again[confused].tolist()))
         more = {one if use[one] < use[other] else other for one, other in pairs}
-        if not more:
-            break
-        retired |= more
-    return sorted(retired)
+        if not more:  # each round takes one at least, and leaves one of every pair
+            return sorted(retired)
 
 
 def _patch_difference(tokenizer: MoVQ, some: Sequence[Image.Image], others: Sequence[Image.Image]) -> np.ndarray:
