@@ -40,7 +40,7 @@ def pipeline_of_run(folder: Path) -> Pipeline:
         raise CheckpointError(
             f"{saved[-1]} was trained with another vocabulary or other tokenizers than {config['tokenizers']!r}."
         )
-    model = Transformer(ModelConfig(**config["model"]), bundle.vocabulary)
+    model = Transformer(ModelConfig(**found.state.get("shape", config["model"])), bundle.vocabulary)
     model.load_state_dict(found.ema if found.ema is not None else found.model)
     presets = config.get("world") or "paper"
     return Pipeline(model, bundle, limits_of(config), presets=presets, card=write_card(folder, found.step, model))

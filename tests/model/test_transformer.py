@@ -335,14 +335,15 @@ def test_beginnings() -> None:
 
 
 @torch.no_grad()
-def test_embeddings_can_begin_larger() -> None:
-    shape = {"num_layers": 1, "width": 128, "num_heads": 2, "d_ff": 256, "places": 9, "init_std": 0.03}
-    model = Transformer(ModelConfig(**shape, embed_std=0.5), VOCABULARY)
-    initialise(model, 7)
+def test_every_weight_can_have_a_beginning_of_its_own() -> None:
+    model = Transformer(ModelConfig(num_layers=1, width=128, num_heads=2, d_ff=256, places=9), VOCABULARY)
+    initialise(model, 7, lambda t: 0.5 if t.role.startswith("embed_") else 0.03 if t.is_matrix else 2.0)
     for t in tagged_parameters(model):
         if t.is_matrix:
             expected = 0.5 if t.role.startswith("embed_") else 0.03
             assert float(t.parameter.std()) == pytest.approx(expected, rel=0.1), t.name
+        else:
+            assert (t.parameter == 2).all(), t.name
 
 
 def test_beginnings_depend_on_the_seed_and_the_name_alone() -> None:
@@ -375,7 +376,7 @@ def test_beginnings_depend_on_the_seed_and_the_name_alone() -> None:
         ({"d_ff": 2.5}, r"d_ff must be a positive integer, got 2\.5"),
         ({"width": 50}, r"width=50 must be a multiple of 2 \* num_heads=6"),
         ({"width": 45}, r"width=45 must be a multiple of 2 \* num_heads=6"),
-        ({"embed_std": 0.0}, r"embed_std must be positive and finite, or none, got 0\.0"),
+        ({"logit_scale": 0.0}, r"logit_scale must be positive and finite, got 0\.0"),
         ({"softmax_scope": "modal"}, "unknown softmax_scope 'modal'. Did you mean 'modality'?"),
     ],
 )

@@ -40,7 +40,7 @@ def test_the_format_of_a_checkpoint_stays(world: Path, tmp_path: Path) -> None:
     names = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
     assert sorted(each.name for each in path.iterdir()) == names
     state = json.loads((path / "state.json").read_text())
-    assert list(state) == ["step", "loader", "config", "vocabulary", "tokenizers"]
+    assert list(state) == ["step", "loader", "config", "shape", "vocabulary", "tokenizers"]
     manifest = json.loads((path / "manifest.json").read_text())
     assert (manifest["version"], sorted(manifest["sha256"])) == (1, [name for name in names if name != "manifest.json"])
     found = ckpt.load(path)

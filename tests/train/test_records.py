@@ -238,7 +238,7 @@ def test_the_board_is_written(world: Path, tmp_path: Path) -> None:
     config = replace(with_loader(config, seq_len=120, open_ends=NO_OPEN_ENDS), world="scenes")
     model = Transformer(config.model, bundle.vocabulary)
     initialise(model, 0)
-    run = Run(config, tmp_path, model, build_optimizer(model, config.optimizer), None, 40, CPU, Ranks())
+    run = Run(config, tmp_path, model, build_optimizer(model, config.resolved), None, 40, CPU, Ranks())
     board.show_samples(run)
     assert model.training
     run.config = with_loader(config, open_ends=OpenEnds(probability=0.1, text=30, audio=40))

@@ -5,7 +5,7 @@ hyperparameters of its own. The model knows nothing of time: how much is masked,
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -41,10 +41,10 @@ class ModelConfig:
     norm_eps: float = 1e-6
     init_std: float = 0.02
     """Of every matrix; norms start at 1."""
-    embed_std: float | None = None
-    """Of embeddings and places; None for init_std. See docs/decisions/0015."""
     residual_scale: float = 1.0
     """What every block's branches are multiplied by: 1 at the base depth."""
+    logit_scale: float = 1.0
+    """What logits are multiplied by: 1 at the base width, and always under Complete(d)P."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "num_heads", "d_ff"):
@@ -58,11 +58,9 @@ class ModelConfig:
                 f"width={self.width} must be a multiple of 2 * num_heads={2 * self.num_heads}: "
                 "every head turns pairs of numbers by their position."
             )
-        for name in ("rope_base", "norm_eps", "init_std", "residual_scale"):
+        for name in ("rope_base", "norm_eps", "init_std", "residual_scale", "logit_scale"):
             if not 0 < getattr(self, name) < 1e30:
                 raise UserError(f"{name} must be positive and finite, got {getattr(self, name)!r}.")
-        if self.embed_std is not None and not 0 < self.embed_std < 1e30:
-            raise UserError(f"embed_std must be positive and finite, or none, got {self.embed_std!r}.")
         if self.softmax_scope not in get_args(SoftmaxScope):
             known = did_you_mean(str(self.softmax_scope), list(get_args(SoftmaxScope)))
             raise UserError(f"unknown softmax_scope {self.softmax_scope!r}.{known}")
@@ -173,6 +171,8 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x_RTD = block(x_RTD, cos, sin, attend)
         hidden_RTD = self.norm(x_RTD)
+        if self.config.logit_scale != 1:
+            hidden_RTD = hidden_RTD * self.config.logit_scale  # here it costs D numbers a row, on logits V
         return hidden_RTD if targets is None else self._loss(hidden_RTD.flatten(0, 1), targets)
 
     # -- the head -----------------------------------------------------------------------------------------------------
@@ -241,18 +241,19 @@ def tagged_parameters(model: nn.Module) -> Iterator[Tagged]:
 
 
 @torch.no_grad()
-def initialise(model: Transformer, seed: int) -> None:
-    """Fill all weights: matrices from a normal law (cut at +-2, torch's default), norms with 1.
+def initialise(model: Transformer, seed: int, size: Callable[[Tagged], float] | None = None) -> None:
+    """Fill all weights: matrices from a normal law (cut at +-2, torch's default), norms with one value.
 
-    Every parameter has a generator of its own, seeded by its name, so that adding one does not change the others.
+    `size` gives a matrix's standard deviation and a norm's value; without it they are init_std and 1. Every parameter
+    has a generator of its own, seeded by its name, so that adding one does not change the others.
     """
     for tagged in tagged_parameters(model):
         if tagged.is_matrix:
             generator = torch.Generator().manual_seed(_seed_of(seed, tagged.name))
-            std = model.config.embed_std if tagged.role.startswith("embed_") else None
-            nn.init.trunc_normal_(tagged.parameter, std=std or model.config.init_std, generator=generator)
+            std = model.config.init_std if size is None else size(tagged)
+            nn.init.trunc_normal_(tagged.parameter, std=std, generator=generator)
         else:
-            nn.init.ones_(tagged.parameter)
+            nn.init.constant_(tagged.parameter, 1.0 if size is None else size(tagged))
 
 
 def _seed_of(seed: int, name: str) -> int:

@@ -3,34 +3,59 @@
 from triptych.data.loader import LoaderConfig
 from triptych.model.transformer import ModelConfig
 from triptych.train.config import OptimizerConfig, RunConfig
+from triptych.transfer.groups import TransferConfig
 
 HEAD_WIDTH = 128
 SEQ_LEN = 3256  # 30 s of audio in 4 codebooks at 25 frames/s, and 256 positions of text
+BASE_BATCH, BASE_TOKENS = 256, 13e9
+
+# The table of its 3B run names CompleteP, which computes the same, and neither the rule of batch size nor multipliers;
+# its scaling runs had all three.
+_SIZE = TransferConfig(rule="completed_p", base_width=1024, base_layers=8)
+_ALL = TransferConfig(
+    rule="completed_p",
+    base_width=1024,
+    base_layers=8,
+    base_batch=BASE_BATCH,
+    base_steps=round(BASE_TOKENS / (BASE_BATCH * SEQ_LEN)),
+    per_module="paper",
+)
 
 
 def paper_base() -> RunConfig:
     """8 x 1024, 80M parameters without embeddings, 320M with them: where the paper tuned (13B tokens)."""
-    return _run("paper_base", num_layers=8, width=1024, d_ff=1920, batch=256, tokens=13e9, warmup=1000)
+    return _run("paper_base", num_layers=8, width=1024, d_ff=1920, transfer=_SIZE)
 
 
 def paper_3b() -> RunConfig:
     """24 x 3072: the paper's largest, 1M steps of 3,072 sequences."""
-    return _run("paper_3b", num_layers=24, width=3072, d_ff=5632, batch=3072, tokens=1e6 * 3072 * SEQ_LEN, warmup=2000)
+    tokens = 1e6 * 3072 * SEQ_LEN
+    return _run("paper_3b", 24, 3072, d_ff=5632, transfer=_SIZE, batch=3072, tokens=tokens, warmup=2000)
 
 
 def fixed_aspect(num_layers: int) -> RunConfig:
     """The scaling family: width 128 x layers, d_ff = 2/3 x 2.75 x width, to the next multiple of 128."""
     width = 128 * num_layers
     d_ff = -(-int(width * 2.75 * 2 / 3) // 128) * 128
-    return _run(f"aspect_{num_layers}", num_layers, width, d_ff, batch=256, tokens=13e9, warmup=1000)
+    return _run(f"aspect_{num_layers}", num_layers, width, d_ff, transfer=_ALL)
 
 
-def _run(name: str, num_layers: int, width: int, d_ff: int, batch: int, tokens: float, warmup: int) -> RunConfig:
+def _run(
+    name: str,
+    num_layers: int,
+    width: int,
+    d_ff: int,
+    transfer: TransferConfig,
+    batch: int = BASE_BATCH,
+    tokens: float = BASE_TOKENS,
+    warmup: int = 1000,
+) -> RunConfig:
     return RunConfig(
         recipe=name,
         model=ModelConfig(num_layers=num_layers, width=width, num_heads=width // HEAD_WIDTH, d_ff=d_ff),
         loader=LoaderConfig(seq_len=SEQ_LEN, global_batch=batch),
         optimizer=OptimizerConfig(lr=9e-4, warmup_steps=warmup),
+        transfer=transfer,
         num_steps=round(tokens / (batch * SEQ_LEN)),
         tokenizers="paper",
         save_every=1000,

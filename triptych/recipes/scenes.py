@@ -9,6 +9,7 @@ from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Cosine, Linear
 from triptych.model.transformer import ModelConfig
 from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig
+from triptych.transfer.groups import TransferConfig
 
 TASKS = ("text", "image-text", "audio-text")
 
@@ -26,7 +27,6 @@ def scenes() -> RunConfig:
             softmax_scope="modality",
             places=120,
             init_std=0.045,
-            embed_std=0.9,
         ),
         loader=LoaderConfig(
             seq_len=144,
@@ -42,15 +42,14 @@ def scenes() -> RunConfig:
         corrupt=CorruptConfig(
             schedule=Cosine(), text_schedule=Linear(), p_one_sided=0.8, p_prompt_masked=0.1, p_text_end=0.5
         ),
-        # A token's embedding is rarely touched, and has to be told from others before attention can use it: 0015.
         optimizer=OptimizerConfig(
             lr=1e-3,
-            lr_multipliers={"embed": 20.0, "unembed": 5.0, "unembed_norm": 1.0},
             beta2=0.98,
             weight_decay=0.05,
             clip=1.0,
             warmup_steps=500,
         ),
+        transfer=TransferConfig(per_module="scenes"),
         # Bounded weights (docs/decisions/0010): a caption has so few tokens that 1 / t is mostly noise.
         norm="masked",
         num_steps=26_000,

@@ -5,7 +5,6 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -15,6 +14,8 @@ from triptych.diffusion.objective import Norm, check_norm
 from triptych.diffusion.schedule import SCHEDULES, Schedule
 from triptych.errors import UserError, did_you_mean
 from triptych.model.transformer import ModelConfig
+from triptych.transfer.groups import Globals, Transfer, TransferConfig
+from triptych.transfer.sde import Sde
 
 _MOST_Z_WEIGHT = 1e6  # far beyond any use, and far below what a float32 holds
 _MOST_THREADS = 4096  # the same for threads that a machine can start
@@ -26,9 +27,6 @@ class OptimizerConfig:
 
     lr: float
     """At the end of the warm-up."""
-    lr_multipliers: Mapping[str, float] = field(default_factory=dict)
-    """What lr is multiplied by for weights of some role ("mlp_fc2") or family of roles ("embed", "attn"); the longest
-    name that fits counts."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -45,9 +43,6 @@ class OptimizerConfig:
         for name in ("lr", "eps"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"{name} must be positive, got {getattr(self, name)!r}.")
-        for role, multiplier in self.lr_multipliers.items():
-            if not 0 <= multiplier < float("inf"):
-                raise UserError(f"lr_multipliers.{role} must be finite and not negative, got {multiplier!r}.")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)!r}.")
@@ -96,6 +91,8 @@ class RunConfig:
     begin_with: str | None = None
     """A saved model, a folder or the name of an embedded one, whose weights a new run begins with. It must have the
     run's shape and tokenizers; the optimizer begins anew."""
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    """How the optimizer's values, tuned at a base, are carried to this model, batch and number of tokens."""
     corrupt: CorruptConfig = field(default_factory=CorruptConfig)
     norm: Norm = "sequence"
     """What the loss is a mean over."""
@@ -129,7 +126,30 @@ class RunConfig:
 
     @property
     def warmup_steps(self) -> int:
-        return min(self.optimizer.warmup_steps, self.num_steps // 4)
+        steps: float = self.optimizer.warmup_steps
+        if self.transfer.warmup_mode == "sde":
+            steps /= self.resolved.kappa
+        return min(round(steps), self.num_steps // 4)
+
+    @property
+    def clip(self) -> float | None:
+        """Largest norm of the gradient: noise, and with it the norm, falls with the batch."""
+        clip = self.optimizer.clip
+        return clip if clip is None or not self.transfer.scales_clip else clip * self.resolved.kappa**-0.5
+
+    @property
+    def resolved(self) -> Transfer:
+        """The rules of transfer, for this run."""
+        base, values, sde = self.transfer, self.optimizer, None
+        if base.base_batch is not None and base.base_steps is not None:
+            length = self.loader.seq_len / (base.base_seq_len or self.loader.seq_len)
+            sde = Sde(self.loader.global_batch * length, self.num_steps, base.base_batch, base.base_steps, base.gamma)
+        return Transfer(
+            base,
+            self.model,
+            Globals(lr=values.lr, beta1=values.beta1, beta2=values.beta2, eps=values.eps, decay=values.weight_decay),
+            sde,
+        )
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
@@ -202,12 +222,23 @@ def override(config: Config, assignments: list[str]) -> Config:
 _KIND = "="  # in a branch of changes: what the whole is set to before its fields are
 
 
-def _apply(config: Any, changes: dict[str, Any], prefix: str) -> Any:
-    if isinstance(config, dict):
-        for name, text in changes.items():
-            if isinstance(text, dict):
+def _apply_to_dict(kind: Any, config: dict[str, Any], changes: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """`kind` is a mapping of names to numbers, or to mappings of the same sort."""
+    inner = get_args(kind)[1]
+    found = dict(config)
+    for name, change in changes.items():
+        if get_origin(inner) is None:
+            if isinstance(change, dict):
                 raise UserError(f"{prefix}{name} has no fields; write {prefix}{name}=VALUE.")
-        return {**config, **{name: _number(text, prefix + name) for name, text in changes.items()}}
+            found[name] = _number(change, prefix + name)
+        elif not isinstance(change, dict):
+            raise UserError(f"{prefix}{name} cannot be set as a whole; write {prefix}{name}.FIELD=VALUE.")
+        else:
+            found[name] = _apply_to_dict(inner, found.get(name, {}), change, f"{prefix}{name}.")
+    return found
+
+
+def _apply(config: Any, changes: dict[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(type(config))
     known = [f.name for f in dataclasses.fields(config)]
     values = {}
@@ -222,7 +253,11 @@ def _apply(config: Any, changes: dict[str, Any], prefix: str) -> Any:
                 current = _parse(hints[name], change[_KIND], whole)
             if not dataclasses.is_dataclass(current) and not isinstance(current, dict):
                 raise UserError(f"{prefix + _first_path(change, name)!r}: {name} has no fields; write {name}=VALUE.")
-            values[name] = _apply(current, {key: value for key, value in change.items() if key != _KIND}, f"{whole}.")
+            inside = {key: value for key, value in change.items() if key != _KIND}
+            if isinstance(current, dict):
+                values[name] = _apply_to_dict(hints[name], current, inside, f"{whole}.")
+            else:
+                values[name] = _apply(current, inside, f"{whole}.")
         else:
             values[name] = _parse(hints[name], change, whole)
     return dataclasses.replace(config, **values)

@@ -21,14 +21,14 @@ from triptych.data.loader import Loader, Step
 from triptych.data.shards import TokenDataset, write_atomically
 from triptych.errors import CheckpointError, UserError
 from triptych.model.count import flops, parameters
-from triptych.model.transformer import Transformer, initialise
+from triptych.model.transformer import Transformer
 from triptych.saved import EMBEDDED, read_model
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
 from triptych.train.config import RunConfig, fill_in, to_json
 from triptych.train.log import Listener, Records, Silent, environment
 from triptych.train.ranks import Ranks
-from triptych.train.step import StepSums, build_optimizer, lr_factor, train_step
+from triptych.train.step import StepSums, build_model, build_optimizer, lr_factor, train_step
 from triptych.train.validate import HeldOut
 from triptych.vocab import Modality
 
@@ -91,17 +91,15 @@ def start(
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> Run:
     """A new run, or one that goes on from the newest checkpoint in its folder."""
-    model = Transformer(config.model, bundle.vocabulary)
+    model = build_model(config, bundle.vocabulary)
     existing = ckpt.list_checkpoints(folder / "checkpoints")
-    if config.begin_with is None:
-        initialise(model, config.seed)
-    elif not existing:
+    if config.begin_with is not None and not existing:
         _take_weights(model, config.begin_with, bundle)
     model.to(device)
-    optimizer = build_optimizer(model, config.optimizer)
+    optimizer = build_optimizer(model, config.resolved)
     ema = None
     if config.ema_decay is not None:
-        ema = Transformer(config.model, bundle.vocabulary).to(device).requires_grad_(False)
+        ema = Transformer(model.config, bundle.vocabulary).to(device).requires_grad_(False)
         ema.load_state_dict(model.state_dict())
     run = Run(config, folder, model, optimizer, ema, 0, device, ranks)
     if existing:
@@ -171,11 +169,13 @@ def train(
     """
     config, vocabulary, ranks = run.config, bundle.vocabulary, run.ranks
     last = config.num_steps if stop_after is None else min(stop_after, config.num_steps)
+    check_data(config, bundle)  # before anything is written
     with (
         _Signals() as signals,
         Loader(list(config.data), config.loader, ranks.rank, ranks.size, start_step=run.step, num_steps=last) as loader,
     ):
-        _check_data(loader, run, bundle)  # before anything is written
+        if run.loader_state is not None:
+            loader.restore({**run.loader_state, "step": run.step})
         held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
         records = _open_records(run, listeners, peak_flops)
         began, meter = time.monotonic(), _Meter(run, records, peak_flops)
@@ -247,6 +247,7 @@ def save(run: Run, loader: Loader, bundle: TokenizerBundle) -> Path:
     state = {
         "loader": loader.state(),
         "config": to_json(run.config),
+        "shape": to_json(run.model.config),
         "vocabulary": bundle.vocabulary.fingerprint,
         "tokenizers": bundle.fingerprints,
     }
@@ -272,23 +273,33 @@ def _diverged(run: Run, what: str) -> Diverged:
     )
 
 
-def _check_data(loader: Loader, run: Run, bundle: TokenizerBundle) -> None:
-    """The data must be those of the checkpoint, and made with the run's tokenizers."""
-    for folder in (*run.config.data, *run.config.validation_data):
+def need_data(config: RunConfig) -> None:
+    if not config.data:
+        raise UserError(f"the recipe {config.recipe!r} names no data; add data=FOLDER,FOLDER.")
+    for folder in (*config.data, *config.validation_data):
+        if not (Path(folder) / "manifest.json").exists():
+            raise UserError(
+                f"{folder} holds no data set. Make it with `triptych scenes make data/scenes` (the embedded world) or "
+                "`triptych tokenize`, or name others with data=FOLDER,FOLDER."
+            )
+
+
+def check_data(config: RunConfig, bundle: TokenizerBundle) -> None:
+    """There must be data, made with the run's tokenizers."""
+    need_data(config)
+    for folder in (*config.data, *config.validation_data):
         dataset = TokenDataset(folder)
         if dataset.vocabulary != bundle.vocabulary:
             raise UserError(
-                f"{folder} has the vocabulary {dataset.vocabulary}, but the tokenizers {run.config.tokenizers!r} have "
+                f"{folder} has the vocabulary {dataset.vocabulary}, but the tokenizers {config.tokenizers!r} have "
                 f"{bundle.vocabulary}. Tokenize the data with them, or set tokenizers=FOLDER."
             )
         for name, fingerprint in dataset.manifest.tokenizers.items():
             if bundle.fingerprints.get(name, fingerprint) != fingerprint:
                 raise UserError(
-                    f"{folder} was made with another {name} tokenizer than that of {run.config.tokenizers!r}. "
+                    f"{folder} was made with another {name} tokenizer than that of {config.tokenizers!r}. "
                     "Tokenize the data with it, or set tokenizers=FOLDER."
                 )
-    if run.loader_state is not None:
-        loader.restore({**run.loader_state, "step": run.step})
 
 
 @torch.no_grad()

@@ -16,10 +16,17 @@ from triptych.data.loader import Step
 from triptych.data.types import Batch
 from triptych.diffusion.corrupt import Corrupted, corrupt
 from triptych.diffusion.objective import token_weights
-from triptych.errors import UserError, did_you_mean
-from triptych.model.transformer import Loss, Targets, attend_within_segments, tagged_parameters
-from triptych.train.config import OptimizerConfig, RunConfig
+from triptych.model.transformer import (
+    Loss,
+    Targets,
+    Transformer,
+    attend_within_segments,
+    initialise,
+    tagged_parameters,
+)
+from triptych.train.config import RunConfig
 from triptych.train.ranks import Ranks
+from triptych.transfer.groups import Transfer, groups
 from triptych.vocab import Modality, Vocabulary
 
 # R rows, T tokens in a row, n positions to predict
@@ -130,9 +137,9 @@ def train_step(
 
     Where one of the two is not finite there is no update: weights and optimizer stay as they were.
     """
-    learning_rate = config.optimizer.lr * lr_factor(step.index, config)
+    factor = lr_factor(step.index, config)
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["lr_multiplier"]
+        group["lr"] = group["full_lr"] * factor
     sums = StepSums()
     for inputs in micro_inputs(step, config, vocabulary, device, ranks):
         loss = model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
@@ -140,7 +147,7 @@ def train_step(
         sums.add(loss, inputs.targets)
     ranks.sum_gradients(list(model.parameters()))
     sums.share(ranks)
-    limit = config.optimizer.clip or math.inf
+    limit = config.clip or math.inf
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
     # Both are of the sums over ranks, so all ranks decide the same.
     sums.skipped = not (math.isfinite(sums.loss) and math.isfinite(norm))
@@ -160,26 +167,25 @@ def lr_factor(step: int, config: RunConfig) -> float:
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW in groups of one learning rate each; matrices decay, norms do not."""
-    tagged = list(tagged_parameters(model))
-    families = {role: _families(role) for role in sorted({t.role for t in tagged})}
-    known = sorted({family for each in families.values() for family in each})
-    for name in config.lr_multipliers:
-        if name not in known:
-            raise UserError(f"unknown key 'optimizer.lr_multipliers.{name}'.{did_you_mean(name, known)}")
-    members: dict[tuple[bool, float], list[nn.Parameter]] = {}
-    for t in tagged:
-        multiplier = next((config.lr_multipliers[f] for f in families[t.role] if f in config.lr_multipliers), 1.0)
-        members.setdefault((t.is_matrix, multiplier), []).append(t.parameter)
-    groups = [
-        {"params": params, "weight_decay": config.weight_decay if is_matrix else 0.0, "lr_multiplier": multiplier}
-        for (is_matrix, multiplier), params in members.items()
+def build_model(config: RunConfig, vocabulary: Vocabulary) -> Transformer:
+    """The model of a run at its beginning, with what the rules of transfer multiply in it."""
+    transfer = config.resolved
+    model = Transformer(transfer.scaled_shape, vocabulary)
+    initialise(model, config.seed, lambda weight: transfer.of(weight).init)
+    return model
+
+
+def build_optimizer(model: nn.Module, transfer: Transfer) -> torch.optim.AdamW:
+    """AdamW with a group for every set of hyperparameters; `full_lr` is a group's learning rate after the warm-up."""
+    found = [
+        {
+            "params": [weight.parameter for weight in group.weights],
+            "lr": group.values.lr,
+            "full_lr": group.values.lr,
+            "betas": (group.values.beta1, group.values.beta2),
+            "eps": group.values.eps,
+            "weight_decay": group.values.decay,
+        }
+        for group in groups(transfer, tagged_parameters(model))
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
-
-
-def _families(role: str) -> list[str]:
-    """The names a role goes by, the longest first: "embed_place_text", "embed_place", "embed"."""
-    parts = role.split("_")
-    return ["_".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return torch.optim.AdamW(found, fused=True)

@@ -43,6 +43,7 @@ def _run_train(args: argparse.Namespace) -> None:
 
     from triptych.recipes import recipe
     from triptych.train.config import override, to_json
+    from triptych.train.loop import need_data
     from triptych.train.ranks import device_name, join, leave
 
     if args.stop_after is not None and args.stop_after < 1:
@@ -53,14 +54,7 @@ def _run_train(args: argparse.Namespace) -> None:
         return
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    for name in (*config.data, *config.validation_data):
-        if not (Path(name) / "manifest.json").exists():
-            raise UserError(
-                f"{name} holds no data set. Make it with `triptych scenes make data/scenes` (the embedded world) or "
-                "`triptych tokenize`, or name others with data=FOLDER,FOLDER."
-            )
-    if not config.data:
-        raise UserError(f"the recipe {config.recipe!r} names no data; add data=FOLDER,FOLDER.")
+    need_data(config)  # before the tokenizers, which may be missing too
     device, ranks = device_named(device_name(args.device)), join()
     try:
         _train(config, args.out or Path("runs") / config.recipe, args.stop_after, device, ranks)

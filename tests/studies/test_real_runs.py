@@ -1,0 +1,176 @@
+"""Studies from the command to the figure, with real runs of the family on a world of a few samples."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.stats import truncnorm
+from train_fakes import make_world
+
+from triptych.cli import main
+from triptych.studies.brief import train_briefly
+from triptych.studies.coordinates import sizes
+from triptych.studies.family import base, member
+from triptych.studies.trials import Records
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.config import RunConfig, override
+from triptych.transfer.per_module import table_named
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    world = make_world(tmp_path_factory.mktemp("world"))
+    tasks = ("text", "image-text", "audio-text")
+    return [
+        f"tokenizers={world / 'tokenizers'}",
+        "data=" + ",".join(str(world / "train" / task) for task in tasks),
+        "validation_data=" + ",".join(str(world / "validation" / task) for task in tasks),
+        "validation.sequences=16",
+        "world=none",
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(changes: list[str]) -> RunConfig:
+    return override(base(), changes)
+
+
+@pytest.fixture(scope="module")
+def bundle(run: RunConfig) -> TokenizerBundle:
+    return TokenizerBundle.load(run.tokenizers)
+
+
+def command(*words: str) -> int:
+    try:
+        return main(list(words))
+    except SystemExit as end:  # argparse
+        return int(end.code or 0)
+
+
+# -- brief runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_brief_run_learns_and_is_the_same_twice(run: RunConfig, bundle: TokenizerBundle) -> None:
+    short, longer = member(run, tokens=0.01), member(run, tokens=0.1)
+    first = train_briefly(short, bundle)
+    again = train_briefly(short, bundle)
+    assert (first.loss, first.train_loss, first.tokens) == (again.loss, again.train_loss, again.tokens)
+    assert train_briefly(member(run, tokens=0.01, seed=1), bundle).loss != first.loss
+    assert train_briefly(longer, bundle).train_loss < first.train_loss - 0.1
+    # Over whole sequences: between the shares of the modalities, which are all there.
+    whole = [value for name, value in first.held_out.items() if "|" not in name and name != "all"]
+    assert min(whole) < first.loss < max(whole)
+
+
+def test_a_run_that_diverges_is_a_result(run: RunConfig, bundle: TokenizerBundle) -> None:
+    outcome = train_briefly(override(member(run, tokens=0.05), ["optimizer.lr=1e30", "optimizer.clip=none"]), bundle)
+    assert outcome.diverged
+    assert outcome.loss == float("inf")
+    assert outcome.as_json["loss"] is None
+    json.dumps(outcome.as_json, allow_nan=False)
+
+
+# -- coordinates ------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_measured_where_they_are(run: RunConfig, bundle: TokenizerBundle) -> None:
+    found = sizes(member(run, rule="completed_p", width=128), bundle, steps=2)
+    by_part = {(row["part"], row["steps"]): row for row in found}
+    for part in ("embedding", "attention", "mlp", "stream", "logits"):
+        assert by_part[part, 0]["change"] == 0
+        assert 0 < by_part[part, 1]["change"] < by_part[part, 2]["change"] * 3
+    # At the beginning an embedding has the size of its law: standard deviation 20 x 0.06, cut at +-2.
+    assert by_part["embedding", 0]["size"] == pytest.approx(1.2 * truncnorm.std(-2 / 1.2, 2 / 1.2), rel=0.05)
+
+
+def test_twice_the_width_changes_activations_twice_as_much_without_a_rule(
+    run: RunConfig, bundle: TokenizerBundle
+) -> None:
+    def change(rule: str, width: int) -> float:
+        rows = sizes(member(run, rule=rule, width=width, lr=1e-3), bundle, steps=2)  # type: ignore[arg-type]
+        return next(row["change"] for row in rows if (row["part"], row["steps"]) == ("mlp", 2))
+
+    with_rule = np.log2(change("completed_p", 256) / change("completed_p", 64)) / 2
+    without = np.log2(change("standard", 256) / change("standard", 64)) / 2
+    assert abs(with_rule) < 0.2
+    assert without > 0.7
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "study"
+    words = ["study", "lr-transfer", "--out", str(out), "--widths", "64,128", "--depths", "2", "--tokens", "0.01"]
+    assert command(*words, "--rates", "1e-3,4e-3", *changes) == 0
+    said = capsys.readouterr().out
+    assert "completed_p, 128 wide and 2 deep: best learning rate" in said
+    assert min(Image.open(out / "figure.png").size) > 300
+    before = (out / "records.jsonl").read_text()
+    assert len(before.splitlines()) == 6
+    # Nothing is run again.
+    assert command(*words, "--rates", "1e-3,4e-3", *changes) == 0
+    assert (out / "records.jsonl").read_text() == before
+    # The records are enough, without data, options or claims.
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for name in ("records.jsonl", "study.json"):
+        shutil.copy(out / name, kept)
+    capsys.readouterr()
+    assert command("study", "lr-transfer", "--out", str(kept), "--only-draw") == 0
+    findings = [line for line in said.splitlines() if line.startswith("  ")]
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")] == findings
+    # And they are not mixed with those of another family, or study.
+    assert command(*words, "--rates", "1e-3,4e-3", *changes, "optimizer.beta1=0.8") == 2
+    assert "began with optimizer.beta1 = 0.9" in capsys.readouterr().err
+    assert command("study", "gamma", "--out", str(out), "--only-draw") == 2
+    assert "holds a study of 'lr-transfer'" in capsys.readouterr().err
+    assert command("study", "gamma", "--out", str(tmp_path / "nothing"), "--only-draw") == 2
+    assert "holds no study" in capsys.readouterr().err
+
+
+def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("triptych.studies.family.BASE_STEPS", 2)
+    out = tmp_path / "search"
+    words = ["study", "search", "--out", str(out), "--trials", "13", "--top", "2", "--again", "2", *changes]
+    assert command(*words) == 0
+    said = capsys.readouterr().out
+    assert "13 trials, 0 diverged" in said
+    assert "again: the landscape's optimum: " in said
+    assert "again: the values before: " in said
+    best = next(line for line in said.splitlines() if "to use them" in line).split(": ")[1]
+    tuned = override(base(), best.split())
+    assert 5e-4 <= tuned.optimizer.lr <= 5e-2
+    records = list(Records(out))
+    assert len(records) == 13 + 4
+    # The first that was tried again is the one to use.
+    again = [record for record in records if "again" in record]
+    assert np.mean(again[0]["again"]) == min(np.mean(record["again"]) for record in again)
+    assert tuned.optimizer.lr == pytest.approx(again[0]["lr"], rel=1e-3)
+    assert command("study", "search", "--out", str(out), "--only-draw") == 0
+    assert min(Image.open(out / "figure.png").size) > 300
+    assert command("study", "search", "--out", str(out), "--lr", "3,1", *changes) == 2
+
+
+def test_a_search_by_module_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("triptych.studies.family.BASE_STEPS", 2)
+    out = tmp_path / "modules"
+    words = ["study", "modules", "--out", str(out), "--rounds", "2", "--proposals", "3", "--seeds", "2", *changes]
+    assert command(*words) == 0
+    said = capsys.readouterr().out
+    assert "found against none:" in said
+    table = table_named(str(out / "table.json"))
+    assert {"embed_audio", "embed_place_text", "attn_q_norm", "unembed_norm"} <= set(table.roles)
+    assert len(table.depth) == 2
+    records = list(Records(out))
+    assert sum("table" in record for record in records) == 4 * 2
+    findings = [line for line in said.splitlines() if line.startswith("  ")]
+    assert command("study", "modules", "--out", str(out), "--only-draw") == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")] == findings
+    assert min(Image.open(out / "figure.png").size) > 300
+    # Two more rounds go on from there.
+    assert command(*[word if word != "2" else "3" for word in words[:6]], *words[6:]) == 0
+    assert "3 rounds of" in capsys.readouterr().out

@@ -1,0 +1,200 @@
+"""What the studies make of records: made-up ones whose answer is known."""
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from triptych.studies import batch_size, coordinates, gamma, lr_transfer
+from triptych.studies.base import numbers, whole_numbers
+from triptych.studies.family import BASE_BATCH, BASE_LAYERS, BASE_STEPS, BASE_WIDTH, base, member
+
+
+def options(study, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    study.STUDY.describe(parser)
+    return parser.parse_args(words)
+
+
+def drawn(study, records: list[dict], tmp_path: Path) -> Image.Image:
+    study.STUDY.draw(records, tmp_path / "figure.png")
+    return Image.open(tmp_path / "figure.png")
+
+
+# -- the family -------------------------------------------------------------------------------------------------------
+
+
+def test_members_differ_in_what_was_asked_for_alone() -> None:
+    run = base()
+    wide = member(run, width=256, layers=8, rule="completed_p", seed=3)
+    assert (wide.model.width, wide.model.num_layers, wide.model.num_heads, wide.model.d_ff) == (256, 8, 16, 640)
+    assert wide.resolved.ratios == (4, 4, 1)
+    assert wide.resolved.kappa == 1
+    assert (wide.seed, wide.loader.seed, wide.corrupt.seed) == (3, 3, 3)
+    assert wide.num_steps == BASE_STEPS
+    large = member(run, batch=4 * BASE_BATCH, tokens=2.0)
+    assert large.num_steps == BASE_STEPS // 2
+    assert large.resolved.kappa == pytest.approx(4 * 2**-0.44)
+    assert member(run).resolved.kappa == 1
+
+
+# -- coordinates ------------------------------------------------------------------------------------------------------
+
+
+def coordinate_records() -> list[dict]:
+    """Standard grows as width^0.5 and layers^0.25; the other rule is flat but for width^0.02."""
+    found = []
+    for trial in coordinates.trials(options(coordinates, "--steps", "2", "--seeds", "2")):
+        asked = trial.settings
+        power = {("standard", "width"): 0.5, ("standard", "layers"): 0.25, ("completed_p", "width"): 0.02}
+        size = asked[asked["axis"]] ** power.get((asked["rule"], asked["axis"]), 0.0) * (1 + 0.01 * asked["seed"])
+        rows = [
+            {"steps": steps, "part": part, "size": size, "change": 2 * size}
+            for steps in range(3)
+            for part in coordinates.PARTS
+        ]
+        found.append({"key": trial.key, **asked, "sizes": rows})
+    return found
+
+
+def test_slopes_are_those_of_the_records(tmp_path: Path) -> None:
+    records = coordinate_records()
+    mine = [r for r in records if (r["rule"], r["axis"]) == ("standard", "width")]
+    assert coordinates.slope(mine, "width", "mlp", "size", 1) == pytest.approx(0.5)
+    lines = coordinates.STUDY.findings(records)
+    assert [line.split(" (")[0] for line in lines] == [
+        "standard, over width: largest slope +0.500",
+        "completed_p, over width: largest slope +0.020",
+        "standard, over layers: largest slope +0.250",
+        "completed_p, over layers: largest slope -0.000",
+    ] or lines[3].startswith("completed_p, over layers: largest slope +0.000")
+    assert min(drawn(coordinates, records, tmp_path).size) > 500
+
+
+def test_trials_cover_widths_and_depths_under_both_rules() -> None:
+    found = coordinates.trials(options(coordinates, "--widths", "64,128", "--depths", "2,4", "--seeds", "1"))
+    assert len({trial.key for trial in found}) == len(found) == 8
+    shapes = {(t.settings["rule"], t.settings["width"], t.settings["layers"]) for t in found}
+    assert ("completed_p", 128, BASE_LAYERS) in shapes
+    assert ("standard", BASE_WIDTH, 4) in shapes
+
+
+# -- learning rates ---------------------------------------------------------------------------------------------------
+
+
+def test_the_shift_of_the_best_rate_is_found(tmp_path: Path) -> None:
+    records = []
+    for trial in lr_transfer.trials(options(lr_transfer, "--rates", "1e-3,2e-3,4e-3,8e-3,16e-3,32e-3")):
+        asked = trial.settings
+        shift = asked["width"] / BASE_WIDTH if asked["rule"] == "standard" else 1.0
+        best = 8e-3 / shift
+        diverged = asked["lr"] > 3 * best
+        loss = None if diverged else 1 + 0.1 * abs(asked["lr"] / best - 1)
+        records.append({"key": trial.key, **asked, "loss": loss})
+    lines = lr_transfer.STUDY.findings(records)
+    standard = next(line for line in lines if line.startswith("standard, 256 wide"))
+    ours = next(line for line in lines if line.startswith("completed_p, 256 wide"))
+    assert "best learning rate 0.002, -2 factors of 2 from the base's" in standard
+    assert "best learning rate 0.008, +0 factors of 2 from the base's; loss 1.0000, 0.0000 more" in ours
+    assert min(drawn(lr_transfer, records, tmp_path).size) > 300
+
+
+def test_the_base_is_run_once_for_both_rules() -> None:
+    found = lr_transfer.trials(options(lr_transfer))
+    at_base = [t for t in found if (t.settings["width"], t.settings["layers"]) == (BASE_WIDTH, BASE_LAYERS)]
+    assert len(at_base) == len(lr_transfer.RATES)
+    assert len(found) == 5 * len(lr_transfer.RATES)
+
+
+# -- batch sizes ------------------------------------------------------------------------------------------------------
+
+
+def batch_records(critical: float) -> list[dict]:
+    """With the rule, flat up to a bend; without, a valley at the base's batch."""
+    import math
+
+    found = []
+    for trial in batch_size.trials(options(batch_size)):
+        asked = trial.settings
+        steps = round(asked["tokens"] * BASE_BATCH * BASE_STEPS / asked["batch"])
+        crossing = asked["tokens"] * BASE_BATCH * BASE_STEPS / critical
+        loss = 0.5 + math.log1p(0.01 * (crossing / steps) ** 2) + 0.0005 * asked["seed"]
+        if asked["way"] != "sde":
+            loss += 0.05 * math.log2(asked["batch"] / BASE_BATCH) ** 2
+        found.append({"key": trial.key, **asked, "loss": loss, "num_steps": steps})
+    return found
+
+
+def test_the_critical_batch_and_the_spread_are_found(tmp_path: Path) -> None:
+    records = batch_records(critical=40)
+    lines = batch_size.STUDY.findings(records)
+    value = float(lines[0].removeprefix("critical batch size: ").split()[0])
+    assert value == pytest.approx(40, rel=0.2)
+    spreads = {line.split(":")[0]: float(line.split("spread ")[1].split()[0]) for line in lines[1:]}
+    assert spreads["sde"] < 0.02
+    assert spreads["none"] > 0.15
+    assert min(drawn(batch_size, records, tmp_path).size) > 300
+
+
+def test_all_ways_are_one_at_the_base_s_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def fake(config, bundle):
+        seen.append(config)
+
+        return SimpleNamespace(as_json={"loss": 1.0})
+
+    monkeypatch.setattr(batch_size, "train_briefly", fake)
+    for trial in batch_size.trials(options(batch_size, "--batches", f"{BASE_BATCH},{4 * BASE_BATCH}", "--seeds", "1")):
+        batch_size.run_trial(trial, base(), None)
+    values = [_values(config) for config in seen]
+    assert values[0] == pytest.approx(values[2])
+    # Without weight decay only the decay differs, here by the horizon's share of kappa.
+    assert [i for i, (a, b) in enumerate(zip(values[1], values[2])) if a != pytest.approx(b)] == [4]
+    none, no_decay, sde = values[3:]
+    assert none == pytest.approx(values[0])
+    assert sde[0] == pytest.approx(2 * none[0])
+    assert no_decay[:4] == pytest.approx(sde[:4])
+    assert no_decay[4] == pytest.approx(0.05)
+
+
+def _values(config) -> list[float]:
+    """Of a hidden matrix: what the optimizer gets, and the limit of the gradient's norm."""
+    import torch
+
+    from triptych.model.transformer import Transformer, tagged_parameters
+    from triptych.vocab import Vocabulary
+
+    with torch.device("meta"):
+        model = Transformer(config.model, Vocabulary(text=11, image=7, audio=5))
+    weight = next(tagged for tagged in tagged_parameters(model) if tagged.role == "mlp_gate")
+    found = config.resolved.of(weight)
+    return [found.lr, found.beta1, found.beta2, found.eps, found.decay, config.clip]
+
+
+# -- gamma ------------------------------------------------------------------------------------------------------------
+
+
+def test_gamma_of_a_known_law_is_found(tmp_path: Path) -> None:
+    records = []
+    for trial in gamma.trials(options(gamma, "--tokens", "0.5,1,2,4", "--virtual", "1,2,4,8,16,32,64,128")):
+        asked = trial.settings
+        steps = asked["tokens"] * BASE_BATCH * BASE_STEPS / asked["virtual_batch"]
+        loss = 0.3 + 8.0 * steps**-0.5 + 0.5 * asked["virtual_batch"] ** -0.75
+        records.append({"key": trial.key, **asked, "loss": loss, "virtual_steps": steps})
+    lines = gamma.STUDY.findings(records)
+    assert float(lines[0].split(": ")[1].split()[0]) == pytest.approx(0.4, abs=0.01)
+    assert min(drawn(gamma, records, tmp_path).size) > 300
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_read_and_nonsense_is_refused() -> None:
+    assert whole_numbers("64,128") == [64, 128]
+    assert numbers("1e-3,2") == [0.001, 2.0]
+    for read, text in ((whole_numbers, "64,x"), (whole_numbers, "0"), (numbers, "nan"), (numbers, "-1")):
+        with pytest.raises(argparse.ArgumentTypeError, match="with commas between, got"):
+            read(text)

@@ -1,0 +1,46 @@
+"""The rule of batch size: noisy problems end alike at any batch size, and only if weight decay is scaled."""
+
+import numpy as np
+import pytest
+
+from triptych.errors import UserError
+from triptych.transfer.sde import Sde
+
+
+def final_mean(kappa: float, decay_power: float) -> float:
+    """Of many scalar AdamW runs whose gradient is nearly all noise, carried to batches kappa times as large."""
+    rng = np.random.default_rng(0)
+    problems, steps = 4000, round(512 / kappa)
+    lr, beta1, beta2, decay = 0.02 * kappa**0.5, 0.9**kappa, 0.98**kappa, 0.3 * kappa**decay_power
+    theta, first, second = np.zeros(problems), np.zeros(problems), np.zeros(problems)
+    for step in range(steps):
+        gradient = 0.3 * (theta - 1) + 3.0 / kappa**0.5 * rng.standard_normal(problems)
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
+        rate = lr * 0.5 * (1 + np.cos(np.pi * step / steps))
+        corrected = first / (1 - beta1 ** (step + 1)) / np.sqrt(second / (1 - beta2 ** (step + 1)))
+        theta = theta - rate * decay * theta - rate * corrected
+    return float(theta.mean())
+
+
+def test_runs_end_alike_at_any_batch_size_if_decay_follows_too() -> None:
+    ends = [final_mean(kappa, 0.5) for kappa in (0.25, 1.0, 4.0)]
+    left_alone = [final_mean(kappa, 0.0) for kappa in (0.25, 1.0, 4.0)]
+    assert max(ends) / min(ends) < 1.1
+    assert max(left_alone) / min(left_alone) > 1.25
+
+
+def test_kappa_and_what_it_is_equal_to() -> None:
+    run = Sde(batch=512, steps=4000, base_batch=256, base_steps=1000, gamma=0.44)
+    assert run.tokens_ratio == 8
+    assert run.kappa == pytest.approx(2 * 8**-0.44)
+    assert run.virtual_batch == pytest.approx(256 * 8**0.44)
+    assert run.virtual_batch * run.virtual_steps == pytest.approx(512 * 4000)  # the same tokens
+    assert Sde(256, 9000, 256, 1000, gamma=0.0).kappa == 1  # same noise
+    assert Sde(256, 9000, 256, 1000, gamma=1.0).virtual_steps == pytest.approx(1000)  # same horizon
+
+
+@pytest.mark.parametrize("wrong", [{"batch": 0}, {"steps": -1}, {"gamma": 1.5}, {"base_batch": float("inf")}])
+def test_wrong_values_are_refused(wrong: dict) -> None:
+    with pytest.raises(UserError):
+        Sde(**({"batch": 1, "steps": 1, "base_batch": 1, "base_steps": 1} | wrong))

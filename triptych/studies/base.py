@@ -1,0 +1,128 @@
+"""What a study is: trials that anyone may join, records, and a figure and findings made from the records alone."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triptych.data.shards import write_atomically
+from triptych.errors import DataError, UserError, require
+from triptych.studies.trials import Trial, run_trials
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.config import RunConfig, to_json
+from triptych.train.log import environment
+
+Records = Sequence[dict[str, Any]]
+CarryOut = Callable[[argparse.Namespace, RunConfig, TokenizerBundle], bool]
+
+
+@dataclass(frozen=True)
+class Study:
+    describe: Callable[[argparse.ArgumentParser], None]
+    """Adds the arguments that decide which trials there are."""
+    carry_out: CarryOut
+    """Does what is not recorded yet, with runs of the family whose base is given; returns whether all is there now."""
+    findings: Callable[[Records], list[str]]
+    """What the records say, a sentence a line."""
+    draw: Callable[[Records, Path], None]
+
+
+def grid(
+    trials: Callable[[argparse.Namespace], list[Trial]],
+    run: Callable[[Trial, RunConfig, TokenizerBundle], dict[str, Any]],
+) -> CarryOut:
+    """A study whose trials are all known from the beginning."""
+
+    def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+        wanted = trials(args)
+        return len(run_trials(args.out, wanted, lambda trial: run(trial, config, bundle))) == len(wanted)
+
+    return carry_out
+
+
+def join(folder: Path, name: str, config: RunConfig) -> None:
+    """Begin a study in a folder, or go on with it: records of different runs are never mixed."""
+    path, wanted = folder / "study.json", {"study": name, **_flat(to_json(config))}
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"study": name, "config": to_json(config), "environment": environment()}
+        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+        return
+    known = about(folder)
+    began_with = {"study": known["study"], **_flat(known["config"])}
+    for key in sorted(wanted.keys() | began_with.keys()):
+        if wanted.get(key) != began_with.get(key):
+            raise UserError(
+                f"the study in {folder} began with {key} = {began_with.get(key)}, and cannot go on with "
+                f"{wanted.get(key)}: choose another --out."
+            )
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """Which study a folder holds, of which family, made where."""
+    path = folder / "study.json"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no study: there is no {path.name} in it.")
+    try:
+        found = json.loads(path.read_text())
+        return {name: found[name] for name in ("study", "config", "environment")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} does not describe a study ({error}).") from error
+
+
+def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(content, dict):
+        return {prefix: content}
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= _flat(value, f"{prefix}.{name}" if prefix else name)
+    return found
+
+
+def whole_numbers(text: str) -> list[int]:
+    """ "64,128" -> [64, 128]"""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise argparse.ArgumentTypeError(f"expected positive whole numbers with commas between, got {text!r}")
+    return found
+
+
+def numbers(text: str) -> list[float]:
+    """ "1e-3,2e-3" -> [0.001, 0.002]"""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < number < float("inf") for number in found):
+        raise argparse.ArgumentTypeError(f"expected positive numbers with commas between, got {text!r}")
+    return found
+
+
+def pyplot() -> Any:
+    """Matplotlib that draws into files, with the look all figures share."""
+    require("matplotlib", "hpo", "a figure").use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {
+            "figure.dpi": 130,
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.25,
+            "lines.linewidth": 1.4,
+            "legend.frameon": False,
+        }
+    )
+    return plt
+
+
+def save(figure: Any, path: Path) -> None:
+    figure.savefig(path, bbox_inches="tight")
+    pyplot().close(figure)

@@ -1,0 +1,135 @@
+"""Batch sizes at a fixed number of tokens: with the rule, where a run ends does not depend on them, up to a point.
+
+Three ways to train with another batch size than the base's:
+
+    none        all hyperparameters as at the base
+    no decay    the rule as the paper prints it: learning rate, betas and epsilon follow kappa, weight decay does not
+    sde         the rule with weight decay
+
+The point is the critical batch size: beyond it there are too few steps for the equation to be followed.
+"""
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triptych.studies.base import Records, Study, grid, pyplot, save, whole_numbers
+from triptych.studies.brief import train_briefly
+from triptych.studies.critical_batch import CriticalBatch, bootstrap
+from triptych.studies.family import BASE_BATCH, BASE_STEPS, member
+from triptych.studies.trials import Trial
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.config import RunConfig
+
+WAYS = ("none", "no decay", "sde")
+
+
+def _describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batches", type=whole_numbers, default=[4, 8, 16, 32, 64, 128], metavar="N,N")
+    parser.add_argument("--tokens", type=float, default=2.0, help="of every run, in units of the base's")
+    parser.add_argument("--seeds", type=int, default=2)
+
+
+def trials(args: argparse.Namespace) -> list[Trial]:
+    return [
+        Trial(
+            f"{way} batch {batch} tokens {args.tokens:g} seed {seed}",
+            {"way": way, "batch": batch, "tokens": args.tokens, "seed": seed},
+        )
+        for seed in range(args.seeds)
+        for batch in args.batches
+        for way in WAYS
+    ]
+
+
+def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
+    asked = trial.settings
+    config = member(run, batch=asked["batch"], tokens=asked["tokens"], seed=asked["seed"])
+    if asked["way"] == "none":
+        # The horizon's share of kappa stays, so that all ways are one at the base's batch.
+        base = member(run, batch=BASE_BATCH, tokens=asked["tokens"], seed=asked["seed"]).resolved
+        kappa = base.kappa
+        values = config.optimizer
+        config = replace(
+            config,
+            transfer=replace(config.transfer, base_batch=None, base_steps=None),
+            optimizer=replace(
+                values,
+                lr=values.lr * kappa**0.5,
+                beta1=values.beta1**kappa,
+                beta2=values.beta2**kappa,
+                eps=values.eps * kappa**-0.5,
+                weight_decay=values.weight_decay * kappa**0.5,
+                clip=None if values.clip is None else values.clip * kappa**-0.5,
+            ),
+        )
+    elif asked["way"] == "no decay":
+        config = replace(config, transfer=replace(config.transfer, scales_decay=False))
+    return {**train_briefly(config, bundle).as_json, "num_steps": config.num_steps}
+
+
+def losses(records: Records, way: str) -> dict[int, list[float]]:
+    """By batch size, of all seeds."""
+    found: dict[int, list[float]] = {}
+    for record in records:
+        if record["way"] == way:
+            found.setdefault(record["batch"], []).append(math.inf if record["loss"] is None else record["loss"])
+    return dict(sorted(found.items()))
+
+
+def spread(by_batch: dict[int, list[float]], largest: float) -> float:
+    """Largest minus smallest mean loss among batches up to `largest`."""
+    means = [float(np.mean(values)) for batch, values in by_batch.items() if batch <= largest]
+    return max(means) - min(means)
+
+
+def _critical(records: Records) -> CriticalBatch:
+    mine = [record for record in records if record["way"] == "sde" and record["loss"] is not None]
+    sequences = mine[0]["tokens"] * BASE_BATCH * BASE_STEPS
+    return bootstrap(sequences, [record["num_steps"] for record in mine], [record["loss"] for record in mine])
+
+
+def _findings(records: Records) -> list[str]:
+    critical = _critical(records)
+    largest = critical.value if critical.is_bracketed else math.inf
+    found = [f"critical batch size: {critical} sequences"]
+    for way in WAYS:
+        by_batch = losses(records, way)
+        means = ", ".join(f"{batch}: {np.mean(values):.4f}" for batch, values in by_batch.items())
+        found.append(f"{way}: spread {spread(by_batch, largest):.4f} up to the critical batch size ({means})")
+    return found
+
+
+def _draw(records: Records, path: Path) -> None:
+    plt = pyplot()
+    figure, panel = plt.subplots(figsize=(5.6, 3.6))
+    names = {
+        "none": "hyperparameters of the base",
+        "no decay": "rule without weight decay",
+        "sde": "rule with weight decay",
+    }
+    for way in WAYS:
+        by_batch = losses(records, way)
+        means = np.array([np.mean(values) for values in by_batch.values()])
+        (line,) = panel.plot(list(by_batch), means, "o-", ms=4, label=names[way])
+        for batch, values in by_batch.items():
+            panel.plot([batch] * len(values), values, ".", ms=3, alpha=0.5, color=line.get_color())
+    critical = _critical(records)
+    if critical.is_bracketed:
+        panel.axvline(critical.value, color="grey", lw=1, ls="--")
+        panel.axvspan(max(critical.low, 1e-3), critical.high, color="grey", alpha=0.12, lw=0)
+    panel.set_xscale("log", base=2)
+    panel.set_xlim(min(losses(records, "sde")) / 1.3, max(losses(records, "sde")) * 1.3)
+    finite = [record["loss"] for record in records if record["loss"] is not None]
+    panel.set_ylim(min(finite) * 0.97, min(max(finite), 1.6 * min(finite)))
+    panel.set_xlabel("sequences in a batch, the same number in all")
+    panel.set_ylabel("held-out nats per token")
+    panel.legend()
+    save(figure, path)
+
+
+STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw)

@@ -1,0 +1,86 @@
+"""The family that studies are made with: models of one aspect from tiny to small, on the embedded world, on a CPU.
+
+Every member is the same recipe with another width, depth, batch, number of steps or rule; the base is where the global
+values were tuned. Masks are the paper's (one time for a whole sequence, linear), so the loss that is trained is the one
+that is measured.
+"""
+
+from dataclasses import replace
+
+from triptych.data.loader import LoaderConfig
+from triptych.data.pack import Packed
+from triptych.diffusion.corrupt import CorruptConfig
+from triptych.model.transformer import ModelConfig
+from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig
+from triptych.transfer.groups import TransferConfig
+from triptych.transfer.rules import RuleName
+
+BASE_WIDTH, BASE_LAYERS, BASE_BATCH, BASE_STEPS = 64, 2, 16, 400
+HEAD_WIDTH = 16
+
+
+def base() -> RunConfig:
+    """Where hyperparameters are tuned."""
+    tasks = ("text", "image-text", "audio-text")
+    return RunConfig(
+        recipe="family",
+        world="scenes",
+        model=shape(BASE_WIDTH, BASE_LAYERS),
+        loader=LoaderConfig(
+            seq_len=144,
+            global_batch=BASE_BATCH,
+            layout=Packed(row_length=144),
+            task_weights={"text": 0.1, "image-text": 0.7, "audio-text": 0.2},
+            document_attention=True,
+            mask_text_eos="none",
+        ),
+        corrupt=CorruptConfig(),
+        optimizer=OptimizerConfig(lr=8e-3, beta2=0.98, weight_decay=0.05, clip=1.0, warmup_steps=50),
+        transfer=TransferConfig(per_module="scenes"),
+        norm="masked",
+        num_steps=BASE_STEPS,
+        data=tuple(f"data/scenes/train/{task}" for task in tasks),
+        validation_data=tuple(f"data/scenes/validation/{task}" for task in tasks),
+        validation=ValidationConfig(sequences=256, draws=2),
+    )
+
+
+def shape(width: int, layers: int) -> ModelConfig:
+    return ModelConfig(
+        num_layers=layers,
+        width=width,
+        num_heads=width // HEAD_WIDTH,
+        d_ff=width * 5 // 2,  # one ratio for all: else the sizes of activations drift with it
+        softmax_scope="modality",
+        places=120,
+        init_std=0.06,
+    )
+
+
+def member(
+    run: RunConfig,
+    *,
+    width: int = BASE_WIDTH,
+    layers: int = BASE_LAYERS,
+    batch: int | None = None,
+    tokens: float = 1.0,
+    rule: RuleName = "standard",
+    lr: float | None = None,
+    seed: int = 0,
+) -> RunConfig:
+    """A run of the family: `tokens` in units of the base's; `batch` turns the rule of batch size and tokens on."""
+    transfer = replace(run.transfer, rule=rule, base_width=BASE_WIDTH, base_layers=BASE_LAYERS)
+    if batch is not None:
+        transfer = replace(transfer, base_batch=BASE_BATCH, base_steps=BASE_STEPS)
+    loader = replace(run.loader, global_batch=batch or run.loader.global_batch, seed=seed)
+    steps = round(tokens * BASE_BATCH * BASE_STEPS / loader.global_batch)
+    return replace(
+        run,
+        model=shape(width, layers),
+        loader=loader,
+        optimizer=replace(run.optimizer, lr=run.optimizer.lr if lr is None else lr),
+        corrupt=replace(run.corrupt, seed=seed),
+        transfer=transfer,
+        num_steps=steps,
+        seed=seed,
+    )

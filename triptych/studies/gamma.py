@@ -1,0 +1,109 @@
+"""The drift-horizon trade-off: of more tokens, how many should lower the noise and how many lengthen the way?
+
+The hyperparameters of the base belong to its batch. Run with kappa = B / Bv, a batch of B follows the equation of the
+virtual batch Bv, in virtual steps S = tokens / Bv: a larger Bv means less noise and a shorter way. For every number of
+tokens there is a best Bv; gamma says how fast it grows: Bv ~ tokens^gamma.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triptych.studies.base import Records, Study, grid, numbers, pyplot, save
+from triptych.studies.brief import train_briefly
+from triptych.studies.drift_horizon import bootstrap_gamma, direct_gamma, fit_drift_horizon
+from triptych.studies.family import BASE_BATCH, BASE_STEPS, member
+from triptych.studies.trials import Trial
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.config import RunConfig
+
+
+def _describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tokens", type=numbers, default=[0.5, 1.0, 2.0, 4.0], metavar="N,N", help="in units of the base's"
+    )
+    parser.add_argument(
+        "--virtual", type=numbers, default=[2.0, 4.0, 8.0, 16.0, 32.0, 64.0], metavar="N,N", help="virtual batch sizes"
+    )
+    parser.add_argument("--seeds", type=int, default=1)
+
+
+def trials(args: argparse.Namespace) -> list[Trial]:
+    return [
+        Trial(
+            f"tokens {tokens:g} virtual batch {virtual:g} seed {seed}",
+            {"tokens": tokens, "virtual_batch": virtual, "seed": seed},
+        )
+        for seed in range(args.seeds)
+        for tokens in args.tokens
+        for virtual in args.virtual
+    ]
+
+
+def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
+    asked = trial.settings
+    config = member(run, batch=BASE_BATCH, tokens=asked["tokens"], seed=asked["seed"])
+    # With gamma = 0 kappa is the ratio of batches alone.
+    config = replace(config, transfer=replace(config.transfer, base_batch=asked["virtual_batch"], gamma=0.0))
+    assert config.resolved.sde is not None
+    return {**train_briefly(config, bundle).as_json, "virtual_steps": config.resolved.sde.virtual_steps}
+
+
+def _columns(records: Records) -> tuple[list[float], list[float], list[float]]:
+    """Virtual steps, virtual batches and losses of the runs that did not diverge."""
+    kept = [record for record in records if record["loss"] is not None]
+    return tuple([record[name] for record in kept] for name in ("virtual_steps", "virtual_batch", "loss"))  # type: ignore[return-value]
+
+
+def _findings(records: Records) -> list[str]:
+    columns = _columns(records)
+    fit, direct = fit_drift_horizon(*columns), direct_gamma(*columns)
+    found = [
+        f"gamma of the fitted law: {bootstrap_gamma(*columns)}",
+        f"the law: L = {fit.E:.4g} + {fit.A:.4g} S^-{fit.alpha:.3f} + {fit.B:.4g} B^-{fit.beta:.3f}, "
+        f"scatter {fit.scatter:.4f} of the loss",
+        f"gamma by the best virtual batches alone: {direct.gamma:.3f}, {direct.num_on_edge} of {len(direct.optima)} "
+        "best ones at an edge of the sweep and left out",
+    ]
+    for optimum in direct.optima:
+        edge = ", at the edge" if optimum.is_on_edge else ""
+        found.append(
+            f"{optimum.tokens_in_sequences / (BASE_BATCH * BASE_STEPS):.3g} x the base's tokens: best virtual batch "
+            f"{optimum.virtual_batch:.3g}{edge}, loss {optimum.loss:.4f}"
+        )
+    return found
+
+
+def _draw(records: Records, path: Path) -> None:
+    plt = pyplot()
+    figure, panel = plt.subplots(figsize=(5.6, 3.8))
+    columns = _columns(records)
+    fit = fit_drift_horizon(*columns)
+    all_tokens = sorted({record["tokens"] for record in records})
+    for number, tokens in enumerate(all_tokens):
+        mine: dict[float, list[float]] = {}
+        for record in records:
+            if record["tokens"] == tokens and record["loss"] is not None:
+                mine.setdefault(record["virtual_batch"], []).append(record["loss"])
+        colour = plt.cm.viridis(0.85 * number / max(1, len(all_tokens) - 1))
+        batches = np.array(sorted(mine))
+        panel.plot(batches, [np.mean(mine[b]) for b in batches], "o", ms=4, color=colour, label=f"{tokens:g} x tokens")
+        line = np.geomspace(batches[0], batches[-1], 50)
+        sequences = tokens * BASE_BATCH * BASE_STEPS
+        panel.plot(line, fit.loss(sequences / line, line), "-", color=colour, lw=1)
+    scale = [tokens * BASE_BATCH * BASE_STEPS for tokens in all_tokens]
+    best = [fit.best_batch(sequences) for sequences in scale]
+    inside = [(b, s) for b, s in zip(best, scale) if min(columns[1]) <= b <= max(columns[1])]
+    if inside:
+        panel.plot([b for b, _ in inside], [fit.loss(s / b, b) for b, s in inside], "k*--", ms=9, lw=0.8)
+    panel.set_xscale("log", base=2)
+    panel.set_xlabel("virtual batch")
+    panel.set_ylabel("held-out nats per token")
+    panel.legend(title=f"gamma {fit.gamma:.2f}")
+    save(figure, path)
+
+
+STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw)

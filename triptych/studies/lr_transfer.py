@@ -1,0 +1,105 @@
+"""The transfer check: is the best learning rate of a small model also that of a wider or deeper one?"""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triptych.studies.base import Records, Study, grid, numbers, pyplot, save, whole_numbers
+from triptych.studies.brief import train_briefly
+from triptych.studies.family import BASE_LAYERS, BASE_WIDTH, member
+from triptych.studies.trials import Trial
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.config import RunConfig
+
+RULES = ("standard", "completed_p")
+RATES = [2.0**exponent * 1e-3 for exponent in range(-1, 7)]
+
+
+def _describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--widths", type=whole_numbers, default=[64, 256], metavar="N,N")
+    parser.add_argument("--depths", type=whole_numbers, default=[2, 8], metavar="N,N")
+    parser.add_argument("--rates", type=numbers, default=RATES, metavar="LR,LR")
+    parser.add_argument("--tokens", type=float, default=1.0, help="of every run, in units of the base's")
+    parser.add_argument("--seeds", type=int, default=1)
+
+
+def trials(args: argparse.Namespace) -> list[Trial]:
+    shapes = [(width, BASE_LAYERS) for width in args.widths]
+    shapes += [(BASE_WIDTH, layers) for layers in args.depths if (BASE_WIDTH, layers) not in shapes]
+    return [
+        Trial(
+            f"{rule} {width}x{layers} lr {lr:g} tokens {args.tokens:g} seed {seed}",
+            {"rule": rule, "width": width, "layers": layers, "lr": lr, "tokens": args.tokens, "seed": seed},
+        )
+        for seed in range(args.seeds)
+        for width, layers in shapes
+        for lr in args.rates
+        for rule in RULES
+        # At the base all rules are one.
+        if rule == RULES[0] or (width, layers) != (BASE_WIDTH, BASE_LAYERS)
+    ]
+
+
+def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
+    return train_briefly(member(run, **trial.settings), bundle).as_json
+
+
+def curves(records: Records, rule: str) -> dict[tuple[int, int], dict[float, float]]:
+    """By shape: mean loss over seeds by learning rate; infinite where a seed diverged."""
+    found: dict[tuple[int, int], dict[float, list[float]]] = {}
+    for record in records:
+        key = (record["width"], record["layers"])
+        if record["rule"] == rule or key == (BASE_WIDTH, BASE_LAYERS):
+            loss = math.inf if record["loss"] is None else record["loss"]
+            found.setdefault(key, {}).setdefault(record["lr"], []).append(loss)
+    return {
+        key: {lr: float(np.mean(losses)) for lr, losses in sorted(by_lr.items())}
+        for key, by_lr in sorted(found.items())
+    }
+
+
+def best_rate(curve: dict[float, float]) -> float:
+    return min(curve, key=lambda lr: curve[lr])
+
+
+def _findings(records: Records) -> list[str]:
+    found = []
+    for rule in RULES:
+        by_shape = curves(records, rule)
+        best = {shape: best_rate(curve) for shape, curve in by_shape.items()}
+        base = best[(BASE_WIDTH, BASE_LAYERS)]
+        for shape, lr in best.items():
+            edge = " (at the edge of the grid)" if lr in (min(by_shape[shape]), max(by_shape[shape])) else ""
+            lost = by_shape[shape][base] - by_shape[shape][lr] if base in by_shape[shape] else math.nan
+            found.append(
+                f"{rule}, {shape[0]} wide and {shape[1]} deep: best learning rate {lr:g}{edge}, "
+                f"{math.log2(lr / base):+.0f} factors of 2 from the base's; loss {by_shape[shape][lr]:.4f}, "
+                f"{lost:.4f} more at the base's rate"
+            )
+    return found
+
+
+def _draw(records: Records, path: Path) -> None:
+    plt = pyplot()
+    figure, panels = plt.subplots(1, len(RULES), figsize=(9, 3.6), sharey=True)
+    for panel, rule in zip(panels, RULES):
+        for number, ((width, layers), curve) in enumerate(curves(records, rule).items()):
+            finite = {lr: loss for lr, loss in curve.items() if math.isfinite(loss)}
+            (line,) = panel.plot(list(finite), list(finite.values()), "o-", ms=3, label=f"{width} wide, {layers} deep")
+            best = best_rate(curve)
+            panel.plot([best], [curve[best]], "*", ms=11, color=line.get_color(), zorder=9 + number)
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel("learning rate of the base")
+        panel.set_title(rule)
+    panels[0].set_ylabel("held-out nats per token")
+    best = min(record["loss"] for record in records if record["loss"] is not None)
+    panels[0].set_ylim(best - 0.05 * best, best * 1.8)
+    panels[1].legend()
+    figure.tight_layout()
+    save(figure, path)
+
+
+STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw)

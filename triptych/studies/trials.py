@@ -1,0 +1,135 @@
+"""Trials: independent pieces of work, each one record. Any number of processes on any machines share a folder of them.
+
+    FOLDER/records.jsonl      one JSON line per finished trial, in the order they finished
+    FOLDER/claims/KEY         who is at a trial; touched while they are, free again when it has not been for long
+
+A trial that fails with numbers that are not finite is a result. One that was interrupted is none, and begins anew.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triptych.errors import DataError
+
+CLAIM_SECONDS = 60.0  # without a sign of life after which a trial is free again
+_TOUCH_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    key: str
+    """Its name in records and claims: says what decides the result."""
+    settings: dict[str, Any]
+
+
+class Records:
+    """What has been found so far."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.path = folder, folder / "records.jsonl"
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self.path.exists():
+            return
+        lines = self.path.read_text().split("\n")
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                if number == len(lines):  # a last line without its end: whoever wrote it was stopped
+                    return
+                raise DataError(f"{self.path}, line {number} is not JSON ({error}). Mend or delete it.") from error
+
+    @property
+    def keys(self) -> set[str]:
+        return {record["key"] for record in self}
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Append a line, whole and alone, whoever else appends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0, os.SEEK_END)
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # half a line of someone who was stopped
+                    whole = self.path.read_bytes().rpartition(b"\n")[0]
+                    file.truncate(len(whole) + bool(whole))
+            file.write((json.dumps(record) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def claim(self, key: str) -> Iterator[bool]:
+        """Whether this process may work at a trial; nobody else may meanwhile."""
+        path = self.folder / "claims" / key.replace("/", "_")
+        if not _take(path):
+            yield False
+            return
+        done = threading.Event()
+        threading.Thread(target=_keep_alive, args=(path, done), daemon=True).start()
+        try:
+            yield key not in self.keys  # it may have been finished just before it was claimed
+        finally:
+            done.set()
+            path.unlink(missing_ok=True)
+
+
+def _take(path: Path) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if time.time() - path.stat().st_mtime > CLAIM_SECONDS:
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        pass
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return False
+    os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
+    os.close(handle)
+    return True
+
+
+def _keep_alive(path: Path, done: threading.Event) -> None:
+    while not done.wait(_TOUCH_SECONDS):
+        path.touch()
+
+
+def run_trials(
+    folder: Path,
+    trials: Sequence[Trial],
+    run: Callable[[Trial], dict[str, Any]],
+    report: Callable[[str], None] = print,
+) -> list[dict[str, Any]]:
+    """Do what is not done yet, and nobody else is at; returns the records of these trials."""
+    records = Records(folder)
+    wanted = {trial.key for trial in trials}
+    for trial in trials:
+        if trial.key in records.keys:
+            continue
+        with records.claim(trial.key) as is_ours:
+            if not is_ours:
+                continue
+            began = time.monotonic()
+            result = run(trial)
+            seconds = round(time.monotonic() - began, 1)
+            records.add({"key": trial.key, **trial.settings, **result, "seconds": seconds})
+        done = len(records.keys & wanted)
+        report(f"{done} of {len(trials)}: {trial.key} {_short(result)} ({seconds:.0f} s)")
+    return [record for record in records if record["key"] in wanted]
+
+
+def _short(result: dict[str, Any]) -> str:
+    return " ".join(f"{name} {value:.4g}" for name, value in result.items() if isinstance(value, float))

@@ -1,0 +1,127 @@
+"""Multipliers by the role of a weight and by depth: what tuning every module by itself found, as a table.
+
+    value = global value  x  factor of the role  x  factor of the depth (blocks only)  x  rules of size and noise
+
+alpha1 and alpha2 are 1 - beta1 and 1 - beta2: they are multiplied first, then beta follows the batch size by a power.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from triptych.errors import UserError, did_you_mean
+from triptych.transfer.rules import families
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multipliers:
+    lr: float = 1.0
+    decay: float = 1.0
+    alpha1: float = 1.0
+    alpha2: float = 1.0
+    eps: float = 1.0
+    init: float = 1.0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise UserError(f"a multiplier must be finite and not negative, got {f.name}={value!r}.")
+
+    def __mul__(self, other: "Multipliers") -> "Multipliers":
+        return Multipliers(**{f.name: getattr(self, f.name) * getattr(other, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class Table:
+    """Multipliers by role or family of roles (the longest name that fits counts), and by equal parts of the depth."""
+
+    roles: Mapping[str, Multipliers] = field(default_factory=dict)
+    depth: tuple[Multipliers, ...] = ()
+    decays_all: bool = False
+    """Whether norms decay too, as where the paper's table was found."""
+
+    def at(self, role: str, layer: int | None, num_layers: int) -> Multipliers:
+        found = next((self.roles[name] for name in families(role) if name in self.roles), Multipliers())
+        if layer is None or not self.depth:
+            return found
+        return found * self.depth[len(self.depth) * layer // num_layers]
+
+    def check_roles(self, roles: set[str]) -> None:
+        """Refuse names of nothing."""
+        known = sorted({name for role in roles for name in families(role)})
+        for name in self.roles:
+            if name not in known:
+                raise UserError(f"unknown role {name!r} in a table of multipliers.{did_you_mean(name, known)}")
+
+    def save(self, path: Path) -> None:
+        content = {
+            "roles": {name: asdict(multipliers) for name, multipliers in self.roles.items()},
+            "depth": [asdict(multipliers) for multipliers in self.depth],
+            "decays_all": self.decays_all,
+        }
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def table_named(name: str) -> Table:
+    """A preset, or a table from a JSON file that `Table.save` wrote."""
+    if name in PRESETS:
+        return PRESETS[name]
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"{name!r} is neither a file nor a preset of multipliers.{did_you_mean(name, list(PRESETS))}")
+    try:
+        content = json.loads(path.read_text())
+        return Table(
+            {role: Multipliers(**values) for role, values in content["roles"].items()},
+            tuple(Multipliers(**values) for values in content.get("depth", [])),
+            bool(content.get("decays_all", False)),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a table of multipliers ({error}).") from error
+
+
+def _row(lr: float, decay: float, alpha1: float, alpha2: float, eps: float, init: float) -> Multipliers:
+    return Multipliers(lr=lr, decay=decay, alpha1=alpha1, alpha2=alpha2, eps=eps, init=init)
+
+
+# fmt: off
+_PAPER = Table(
+    roles={
+        #                    lr     decay  alpha1 alpha2 eps    init
+        "embed_audio":   _row(2.192, 1.009, 0.962, 1.493, 1.494, 1.826),
+        "embed_image":   _row(1.013, 0.864, 2.108, 0.685, 0.734, 0.554),
+        "embed_text":    _row(3.937, 1.593, 1.421, 1.791, 0.317, 0.379),
+        "unembed_audio": _row(1.633, 1.510, 3.442, 0.594, 0.742, 3.422),
+        "unembed_image": _row(1.655, 1.213, 1.929, 1.042, 0.635, 1.524),
+        "unembed_text":  _row(3.008, 0.737, 1.346, 0.955, 1.206, 0.341),
+        "unembed_norm":  _row(2.305, 0.817, 4.508, 2.740, 1.938, 2.175),
+        "attn_qkv":      _row(1.714, 0.821, 0.173, 0.557, 0.391, 2.498),
+        "attn_proj":     _row(0.630, 0.354, 0.256, 0.339, 1.627, 4.732),
+        "attn_q_norm":   _row(0.535, 0.731, 1.530, 0.902, 0.848, 1.344),
+        "attn_k_norm":   _row(0.754, 0.497, 1.074, 0.822, 0.368, 0.436),
+        "mlp_gate":      _row(0.489, 0.634, 1.171, 1.870, 4.913, 0.643),
+        "mlp_fc1":       _row(1.271, 1.295, 1.590, 3.309, 1.415, 1.944),
+        "mlp_fc2":       _row(1.405, 1.308, 2.684, 0.655, 1.790, 0.878),
+        "norm1":         _row(1.311, 1.105, 0.282, 1.161, 1.477, 2.171),
+        "norm2":         _row(0.899, 0.525, 1.533, 1.789, 0.712, 1.189),
+    },
+    depth=(
+        _row(1.102, 0.725, 1.030, 3.053, 0.663, 0.997),
+        _row(0.877, 1.018, 0.911, 1.149, 2.645, 0.485),
+    ),
+    decays_all=True,
+)
+# fmt: on
+
+# The embedded world: see docs/decisions/0015.
+_SCENES = Table(
+    roles={
+        "embed": Multipliers(lr=20.0, init=20.0),
+        "unembed": Multipliers(lr=5.0),
+        "unembed_norm": Multipliers(),
+    }
+)
+
+PRESETS: dict[str, Table] = {"none": Table(), "paper": _PAPER, "scenes": _SCENES}
