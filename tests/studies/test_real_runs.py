@@ -125,7 +125,7 @@ def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")] == findings
     # And they are not mixed with those of another family, or study.
     assert command(*words, "--rates", "1e-3,4e-3", *changes, "optimizer.beta1=0.8") == 2
-    assert "began with optimizer.beta1 = 0.9" in capsys.readouterr().err
+    assert "began with optimizer.beta1 = 0.68" in capsys.readouterr().err
     assert command("study", "gamma", "--out", str(out), "--only-draw") == 2
     assert "holds a study of 'lr-transfer'" in capsys.readouterr().err
     assert command("study", "gamma", "--out", str(tmp_path / "nothing"), "--only-draw") == 2

@@ -29,7 +29,7 @@ WAYS = ("none", "no decay", "sde")
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batches", type=whole_numbers, default=[4, 8, 16, 32, 64, 128], metavar="N,N")
+    parser.add_argument("--batches", type=whole_numbers, default=[4, 8, 16, 32, 64, 128, 256], metavar="N,N")
     parser.add_argument("--tokens", type=float, default=2.0, help="of every run, in units of the base's")
     parser.add_argument("--seeds", type=int, default=2)
 

@@ -166,7 +166,7 @@ def _findings(records: Records) -> list[str]:
 
 def _draw(records: Records, path: Path) -> None:
     plt = pyplot()
-    figure, panels = plt.subplots(4, len(PARTS), figsize=(13, 9.5), squeeze=False)
+    figure, panels = plt.subplots(4, len(PARTS), figsize=(13, 9.5), squeeze=False, layout="constrained")
     for line, (axis, rule) in enumerate((axis, rule) for axis in ("width", "layers") for rule in RULES):
         mine = [record for record in records if (record["rule"], record["axis"]) == (rule, axis)]
         last = max(row["steps"] for record in mine for row in record["sizes"])
@@ -185,8 +185,7 @@ def _draw(records: Records, path: Path) -> None:
                 panel.set_title(part)
             panel.set_xlabel(axis)
         panels[line][0].set_ylabel(f"{rule}\nsize of the change")
-    panels[0][-1].legend(title="steps", fontsize=7, ncols=2)
-    figure.tight_layout()
+    figure.legend(*panels[0][0].get_legend_handles_labels(), title="steps", loc="outside right center")
     save(figure, path)
 
 

@@ -1,8 +1,8 @@
 """The family that studies are made with: models of one aspect from tiny to small, on the embedded world, on a CPU.
 
 Every member is the same recipe with another width, depth, batch, number of steps or rule; the base is where the global
-values were tuned. Masks are the paper's (one time for a whole sequence, linear), so the loss that is trained is the one
-that is measured.
+values were tuned (studies/search). Masks are the paper's (one time for a whole sequence, linear), so the loss that is
+trained is the one that is measured.
 """
 
 from dataclasses import replace
@@ -17,6 +17,9 @@ from triptych.transfer.rules import RuleName
 
 BASE_WIDTH, BASE_LAYERS, BASE_BATCH, BASE_STEPS = 64, 2, 16, 400
 HEAD_WIDTH = 16
+TUNED = OptimizerConfig(
+    lr=0.015, beta1=0.68, beta2=0.999, eps=3e-9, weight_decay=0.0145, clip=1.0, warmup_steps=BASE_STEPS // 8
+)
 
 
 def base() -> RunConfig:
@@ -35,7 +38,7 @@ def base() -> RunConfig:
             mask_text_eos="none",
         ),
         corrupt=CorruptConfig(),
-        optimizer=OptimizerConfig(lr=8e-3, beta2=0.98, weight_decay=0.05, clip=1.0, warmup_steps=50),
+        optimizer=TUNED,
         transfer=TransferConfig(per_module="scenes"),
         norm="masked",
         num_steps=BASE_STEPS,

@@ -9,13 +9,13 @@ import numpy as np
 
 from triptych.studies.base import Records, Study, grid, numbers, pyplot, save, whole_numbers
 from triptych.studies.brief import train_briefly
-from triptych.studies.family import BASE_LAYERS, BASE_WIDTH, member
+from triptych.studies.family import BASE_LAYERS, BASE_WIDTH, TUNED, member
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
 
 RULES = ("standard", "completed_p")
-RATES = [2.0**exponent * 1e-3 for exponent in range(-1, 7)]
+RATES = [2.0**exponent * TUNED.lr for exponent in range(-4, 4)]
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:

@@ -36,7 +36,9 @@ class Line:
 def explain(transfer: Transfer, weights: Iterable[Tagged]) -> list[Line]:
     """In the order of the model; layers with the same numbers together."""
     members: dict[tuple[str, Hyperparameters], list[Tagged]] = {}
-    for weight in weights:
+    tagged = list(weights)
+    transfer.config.table.check_roles({weight.role for weight in tagged})
+    for weight in tagged:
         members.setdefault((weight.role, transfer.of(weight)), []).append(weight)
     return [
         Line(

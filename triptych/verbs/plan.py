@@ -90,11 +90,15 @@ def _print(facts: dict[str, Any], lines: list[Any]) -> None:
     for line in lines:
         values = " ".join(f"{getattr(line.values, name):9.4g}" for name in numbers)
         print(f"{line.role:18} {line.layers:7} {line.count:13,} {values}")
-    print("\nwhat made them, where they are not the global values:")
+    made_by: dict[str, list[str]] = {}
     for line in lines:
         made = "   ".join(f"{name} {formula}" for name, formula in line.made_by.items())
+        made_by.setdefault(made, []).append(line.role + (f" {line.layers}" if line.layers not in ("", "all") else ""))
+    if set(made_by) != {""}:
+        print("\nwhat made them, where they are not the global values:")
+    for made, roles in made_by.items():
         if made:
-            print(f"  {line.role} {line.layers}".rstrip() + f": {made}")
+            print(f"  {', '.join(roles)}:\n      {made}")
 
 
 VERBS = {"plan": Verb("what a recipe comes to: sizes and every weight's hyperparameters", _describe_plan, _run_plan)}
