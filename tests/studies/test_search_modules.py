@@ -281,9 +281,9 @@ def test_no_proposal_leaves_the_bounds_or_makes_a_beta_negative(betas, start) ->
     limits_met = 0
     for x in search.proposals(0, search.zeros, search.radius):
         table = search.table(x)
-        assert (x <= math.log(8) + 1e-6).all()
+        assert (x <= math.log(32) + 1e-6).all()
         free = [index for index, name in enumerate(VALUES) if not name.startswith("alpha")]
-        assert (x[:, free] >= -math.log(8) - 1e-6).all()
+        assert (x[:, free] >= -math.log(32) - 1e-6).all()
         for role in roles:
             for layer in (None, 0, 1):
                 own = table.at(role, layer, 2)

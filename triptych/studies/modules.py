@@ -6,7 +6,7 @@ the global values alone, with the paper's table and with the one that was found 
 
 import argparse
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from triptych.studies.search_modules import (
     state,
 )
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
+from triptych.train.config import OptimizerConfig, RunConfig
 from triptych.transfer.per_module import PRESETS, Table, table_named
 
 SEARCH = "search"  # the key of the record that says what the search is
@@ -41,6 +41,12 @@ OTHERS = ("none", "paper", "scenes")
 def _describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--proposals", type=int, default=16, help="in a round (default: 16)")
+    parser.add_argument(
+        "--radius",
+        type=float,
+        default=1.5,
+        help="by what factor a proposal changes a multiplier, at first (default: 1.5)",
+    )
     parser.add_argument(
         "--start", default="none", metavar="TABLE", help="a preset or a file; the search is for factors on top of it"
     )
@@ -58,6 +64,7 @@ def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
         "beta2": config.optimizer.beta2,
         "start": args.start,
         "num_proposals": args.proposals,
+        "radius": round(math.log(args.radius), 6),
         "seed": args.seed,
     }
     search = _search(settings)
@@ -71,12 +78,24 @@ def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
 
     found = search.table(search_modules(search, evaluate, args.out, args.rounds).incumbent)
     found.save(args.out / "table.json")
-    compare({**{name: PRESETS[name] for name in OTHERS}, "found": found}, evaluate, args.out, args.seeds)
+    others = {name: _usable(PRESETS[name], config.optimizer) for name in OTHERS}
+    compare({**others, "found": found}, evaluate, args.out, args.seeds)
     return True
 
 
+def _usable(table: Table, values: OptimizerConfig) -> Table:
+    """The table with smaller multipliers of 1 - beta where they would make a beta negative."""
+    most = {"alpha1": 0.99 / (1 - values.beta1), "alpha2": 0.99 / (1 - values.beta2)}
+    largest = {name: max([1.0, *(getattr(own, name) for own in table.depth)]) for name in most}
+    cut = {
+        role: replace(own, **{name: min(getattr(own, name), most[name] / largest[name]) for name in most})
+        for role, own in table.roles.items()
+    }
+    return replace(table, roles=cut)
+
+
 def _search(settings: dict[str, Any]) -> ModuleSearch:
-    own = {name: settings[name] for name in ("beta1", "beta2", "num_proposals", "seed")}
+    own = {name: settings[name] for name in ("beta1", "beta2", "num_proposals", "radius", "seed")}
     return ModuleSearch(roles=tuple(settings["roles"]), start=table_named(settings["start"]), **own)
 
 

@@ -75,7 +75,7 @@ class ModuleSearch:
     largest_radius: float = math.log(3)
     grow: float = 1.25
     shrink: float = 0.75
-    bound: float = math.log(8)
+    bound: float = math.log(32)
     """How far a multiplier's logarithm may go from the start."""
     seed: int = 0
 
