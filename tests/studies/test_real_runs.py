@@ -11,6 +11,7 @@ from scipy.stats import truncnorm
 from train_fakes import make_world
 
 from triptych.cli import main
+from triptych.studies.base import join
 from triptych.studies.brief import train_briefly
 from triptych.studies.coordinates import sizes
 from triptych.studies.family import base, member
@@ -152,7 +153,11 @@ def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys,
     assert tuned.optimizer.lr == pytest.approx(again[0]["lr"], rel=1e-3)
     assert command("study", "search", "--out", str(out), "--only-draw") == 0
     assert min(Image.open(out / "figure.png").size) > 300
-    assert command("study", "search", "--out", str(out), "--lr", "3,1", *changes) == 2
+    # Records whose trials the storage does not have are not replaced.
+    before = (out / "records.jsonl").read_text()
+    assert command(*words, "--storage", str(tmp_path / "other.log")) == 2
+    assert "would lose them" in capsys.readouterr().err
+    assert (out / "records.jsonl").read_text() == before
 
 
 def test_a_search_by_module_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -171,6 +176,50 @@ def test_a_search_by_module_from_command_to_figure(changes, tmp_path: Path, caps
     assert command("study", "modules", "--out", str(out), "--only-draw") == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")] == findings
     assert min(Image.open(out / "figure.png").size) > 300
-    # Two more rounds go on from there.
+    # A third round goes on from there; another start does not.
     assert command(*[word if word != "2" else "3" for word in words[:6]], *words[6:]) == 0
     assert "3 rounds of" in capsys.readouterr().out
+    assert command(*words, "--start", "scenes") == 2
+    assert "began with --start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lr-transfer", "num_steps=9"], "num_steps is what a study decides itself"),
+        (["lr-transfer", "model.width=32"], "model.width is what a study decides itself"),
+        (["lr-transfer", "--seeds", "0"], "expected a positive whole number, got '0'"),
+        (["batch-size", "--tokens", "nan"], "expected a positive number, got 'nan'"),
+        (["coordinates", "--widths", "64"], "expected at least two different numbers, got '64'"),
+        (["modules", "--radius", "1"], "expected a factor larger than 1, got '1'"),
+        (["gamma", "--threads", "0"], "expected a positive whole number"),
+        (["search", "--lr", "3,1"], "expected two numbers, the smaller first, got '3,1'"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_leave_nothing(words, message, changes, tmp_path: Path, capsys) -> None:
+    assert command("study", words[0], "--out", str(tmp_path / "out"), *words[1:], *changes) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["coordinates", "lr-transfer", "batch-size", "modules", "gamma", "search"])
+def test_a_study_that_has_only_begun_is_not_drawn(name: str, run: RunConfig, tmp_path: Path, capsys) -> None:
+    join(tmp_path, name, run, {})
+    assert command("study", name, "--out", str(tmp_path), "--only-draw") == 2
+    assert "has no records yet" in capsys.readouterr().err
+
+
+def test_findings_do_not_mix_what_they_cannot_tell_apart(changes, tmp_path: Path, capsys) -> None:
+    out = str(tmp_path / "study")
+    words = ["study", "lr-transfer", "--out", out, "--widths", "64", "--depths", "2", "--rates", "1e-3", *changes]
+    assert command(*words, "--tokens", "0.01") == 0
+    assert command(*words, "--tokens", "0.02") == 2
+    assert "began with --tokens = 0.01, and cannot go on with 0.02" in capsys.readouterr().err
+
+
+def test_changes_of_the_family_reach_every_member(run: RunConfig) -> None:
+    changed = override(run, ["model.init_std=0.02", "model.places=7", "transfer.depth_exponent=0.5"])
+    wide = member(changed, width=128)
+    assert (wide.model.init_std, wide.model.places, wide.transfer.depth_exponent) == (0.02, 7, 0.5)

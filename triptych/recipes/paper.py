@@ -9,8 +9,8 @@ HEAD_WIDTH = 128
 SEQ_LEN = 3256  # 30 s of audio in 4 codebooks at 25 frames/s, and 256 positions of text
 BASE_BATCH, BASE_TOKENS = 256, 13e9
 
-# The table of its 3B run names CompleteP, which computes the same, and neither the rule of batch size nor multipliers;
-# its scaling runs had all three.
+# The table of its 3B run names CompleteP, the same but for some epsilons, and neither the rule of batch size nor
+# multipliers; its scaling runs had all three.
 _SIZE = TransferConfig(rule="completed_p", base_width=1024, base_layers=8)
 _ALL = TransferConfig(
     rule="completed_p",

@@ -27,6 +27,8 @@ class Study:
     findings: Callable[[Records], list[str]]
     """What the records say, a sentence a line."""
     draw: Callable[[Records, Path], None]
+    fixed: Callable[[argparse.Namespace], dict[str, Any]] = lambda args: {}
+    """Of the arguments, those that all trials of a folder must share, for findings do not tell them apart."""
 
 
 def grid(
@@ -37,21 +39,20 @@ def grid(
 
     def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
         wanted = trials(args)
-        return len(run_trials(args.out, wanted, lambda trial: run(trial, config, bundle))) == len(wanted)
+        return run_trials(args.out, wanted, lambda trial: run(trial, config, bundle)).keys() == {t.key for t in wanted}
 
     return carry_out
 
 
-def join(folder: Path, name: str, config: RunConfig) -> None:
-    """Begin a study in a folder, or go on with it: records of different runs are never mixed."""
-    path, wanted = folder / "study.json", {"study": name, **_flat(to_json(config))}
+def join(folder: Path, name: str, config: RunConfig, options: dict[str, Any]) -> None:
+    """Begin a study in a folder, or go on with it: records that findings could not tell apart are never mixed."""
+    path = folder / "study.json"
+    content = {"study": name, "options": options, "config": to_json(config), "environment": environment()}
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        content = {"study": name, "config": to_json(config), "environment": environment()}
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
         return
-    known = about(folder)
-    began_with = {"study": known["study"], **_flat(known["config"])}
+    wanted, began_with = _decisive(content), _decisive(about(folder))
     for key in sorted(wanted.keys() | began_with.keys()):
         if wanted.get(key) != began_with.get(key):
             raise UserError(
@@ -67,9 +68,14 @@ def about(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no study: there is no {path.name} in it.")
     try:
         found = json.loads(path.read_text())
-        return {name: found[name] for name in ("study", "config", "environment")}
+        return {name: found[name] for name in ("study", "options", "config", "environment")}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} does not describe a study ({error}).") from error
+
+
+def _decisive(content: dict[str, Any]) -> dict[str, Any]:
+    options = {f"--{name}": value for name, value in content["options"].items()}
+    return {"study": content["study"], **options, **_flat(content["config"])}
 
 
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
@@ -89,6 +95,34 @@ def whole_numbers(text: str) -> list[int]:
         found = []
     if not found or min(found) < 1:
         raise argparse.ArgumentTypeError(f"expected positive whole numbers with commas between, got {text!r}")
+    return found
+
+
+def whole_number(text: str) -> int:
+    try:
+        found = int(text)
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
+    return found
+
+
+def positive(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return found
+
+
+def several(text: str) -> list[int]:
+    """At least two different ones: a slope needs them."""
+    found = whole_numbers(text)
+    if len(set(found)) < 2:
+        raise argparse.ArgumentTypeError(f"expected at least two different numbers, got {text!r}")
     return found
 
 

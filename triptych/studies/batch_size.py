@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from triptych.studies.base import Records, Study, grid, pyplot, save, whole_numbers
+from triptych.errors import UserError
+from triptych.studies.base import Records, Study, grid, positive, pyplot, save, whole_number, whole_numbers
 from triptych.studies.brief import train_briefly
-from triptych.studies.critical_batch import CriticalBatch, bootstrap
+from triptych.studies.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
 from triptych.studies.family import BASE_BATCH, BASE_STEPS, member
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -30,8 +31,8 @@ WAYS = ("none", "no decay", "sde")
 
 def _describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=whole_numbers, default=[4, 8, 16, 32, 64, 128, 256], metavar="N,N")
-    parser.add_argument("--tokens", type=float, default=2.0, help="of every run, in units of the base's")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--tokens", type=positive, default=2.0, help="of every run, in units of the base's")
+    parser.add_argument("--seeds", type=whole_number, default=2)
 
 
 def trials(args: argparse.Namespace) -> list[Trial]:
@@ -49,11 +50,10 @@ def trials(args: argparse.Namespace) -> list[Trial]:
 def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
     asked = trial.settings
     config = member(run, batch=asked["batch"], tokens=asked["tokens"], seed=asked["seed"])
+    # The horizon's share of kappa is everyone's, so that all ways are one at the base's batch.
+    kappa = member(run, batch=BASE_BATCH, tokens=asked["tokens"]).resolved.kappa
+    values = config.optimizer
     if asked["way"] == "none":
-        # The horizon's share of kappa stays, so that all ways are one at the base's batch.
-        base = member(run, batch=BASE_BATCH, tokens=asked["tokens"], seed=asked["seed"]).resolved
-        kappa = base.kappa
-        values = config.optimizer
         config = replace(
             config,
             transfer=replace(config.transfer, base_batch=None, base_steps=None),
@@ -68,7 +68,11 @@ def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str
             ),
         )
     elif asked["way"] == "no decay":
-        config = replace(config, transfer=replace(config.transfer, scales_decay=False))
+        config = replace(
+            config,
+            transfer=replace(config.transfer, scales_decay=False),
+            optimizer=replace(values, weight_decay=values.weight_decay * kappa**0.5),
+        )
     return {**train_briefly(config, bundle).as_json, "num_steps": config.num_steps}
 
 
@@ -87,20 +91,35 @@ def spread(by_batch: dict[int, list[float]], largest: float) -> float:
     return max(means) - min(means)
 
 
+def seed_std(records: Records) -> float:
+    """How much a loss changes with the seed: pooled over batches and ways, without runs that diverged."""
+    groups = [values for way in WAYS for values in losses(records, way).values()]
+    finite = [values for values in groups if len(values) > 1 and all(map(math.isfinite, values))]
+    freedom = sum(len(values) - 1 for values in finite)
+    return math.sqrt(sum(float(np.var(values)) * len(values) for values in finite) / freedom) if freedom else math.nan
+
+
 def _critical(records: Records) -> CriticalBatch:
     mine = [record for record in records if record["way"] == "sde" and record["loss"] is not None]
-    sequences = mine[0]["tokens"] * BASE_BATCH * BASE_STEPS
-    return bootstrap(sequences, [record["num_steps"] for record in mine], [record["loss"] for record in mine])
+    if not mine:
+        raise UserError("no run with the rule has ended well: there is no critical batch size to find yet.")
+    sequences, noise = mine[0]["tokens"] * BASE_BATCH * BASE_STEPS, seed_std(records)
+    steps, nats = [record["num_steps"] for record in mine], [record["loss"] for record in mine]
+    return bootstrap(sequences, steps, nats, huber=noise if noise > 0 else HUBER_NATS)
 
 
 def _findings(records: Records) -> list[str]:
     critical = _critical(records)
-    largest = critical.value if critical.is_bracketed else math.inf
-    found = [f"critical batch size: {critical} sequences"]
+    found = [f"critical batch size, in sequences: {critical}"]
+    largest, up_to = math.inf, "all batch sizes"
+    if critical.is_bracketed:
+        largest, up_to = critical.value, f"batch sizes up to {critical.value:.3g}"
+    noise = seed_std(records)
+    found.append(f"a loss changes by {noise:.4f} (standard deviation) with the seed")
     for way in WAYS:
         by_batch = losses(records, way)
         means = ", ".join(f"{batch}: {np.mean(values):.4f}" for batch, values in by_batch.items())
-        found.append(f"{way}: spread {spread(by_batch, largest):.4f} up to the critical batch size ({means})")
+        found.append(f"{way}: spread {spread(by_batch, largest):.4f} over {up_to} ({means})")
     return found
 
 
@@ -132,4 +151,4 @@ def _draw(records: Records, path: Path) -> None:
     save(figure, path)
 
 
-STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw)
+STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw, fixed=lambda args: {"tokens": args.tokens})

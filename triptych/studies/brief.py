@@ -43,7 +43,7 @@ class Outcome:
         }
 
 
-def train_briefly(config: RunConfig, bundle: TokenizerBundle, held_out: HeldOut | None = None) -> Outcome:
+def train_briefly(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
     """Train a run from its beginning to its end. Numbers that are not finite end it: it diverged."""
     began = time.monotonic()
     device = torch.device("cpu")
@@ -57,8 +57,7 @@ def train_briefly(config: RunConfig, bundle: TokenizerBundle, held_out: HeldOut 
             losses.append(sums.loss)
             if sums.skipped or not math.isfinite(sums.loss):
                 return Outcome(diverged=True, tokens=tokens, seconds=time.monotonic() - began)
-    if held_out is None:
-        held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
+    held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
     estimates = held_out.estimate(model, device)
     found = {name: each.nats_per_token for name, each in estimates.items()}
     whole = [each for name, each in estimates.items() if "|" not in name]

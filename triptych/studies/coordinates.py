@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from triptych.data.loader import Loader
+from triptych.errors import UserError
 from triptych.model.transformer import Transformer
-from triptych.studies.base import Records, Study, grid, pyplot, save, whole_numbers
+from triptych.studies.base import Records, Study, grid, positive, pyplot, save, several, whole_number
 from triptych.studies.family import BASE_LAYERS, BASE_WIDTH, member
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -107,11 +108,11 @@ def _points(records: Records, axis: str, part: str, what: str, steps: int) -> di
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--widths", type=whole_numbers, default=[64, 128, 256, 512], metavar="N,N")
-    parser.add_argument("--depths", type=whole_numbers, default=[2, 4, 8, 16], metavar="N,N")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=2e-3, help="of the base")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--widths", type=several, default=[64, 128, 256, 512], metavar="N,N")
+    parser.add_argument("--depths", type=several, default=[2, 4, 8, 16], metavar="N,N")
+    parser.add_argument("--steps", type=whole_number, default=10)
+    parser.add_argument("--lr", type=positive, default=2e-3, help="of the base")
+    parser.add_argument("--seeds", type=whole_number, default=3)
 
 
 def trials(args: argparse.Namespace) -> list[Trial]:
@@ -143,6 +144,8 @@ def _asked(part: str) -> list[str]:
 def _worst(records: Records, rule: str, axis: str) -> dict[str, float]:
     """By part and what is measured: the slope farthest from 0 after 1 to the last step."""
     mine = [record for record in records if (record["rule"], record["axis"]) == (rule, axis)]
+    if len({record[axis] for record in mine}) < 2:
+        raise UserError(f"{rule} has not been run yet with two values of {axis}: a slope needs them.")
     last = max(row["steps"] for record in mine for row in record["sizes"])
     return {
         f"{part} {what}": max((slope(mine, axis, part, what, n) for n in range(1, last + 1)), key=abs)
@@ -189,4 +192,6 @@ def _draw(records: Records, path: Path) -> None:
     save(figure, path)
 
 
-STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw)
+STUDY = Study(
+    _describe, grid(trials, run_trial), _findings, _draw, fixed=lambda args: {"lr": args.lr, "steps": args.steps}
+)

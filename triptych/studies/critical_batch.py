@@ -22,7 +22,7 @@ from triptych.errors import UserError
 
 Floats = NDArray[np.float64]
 
-HUBER_NATS = 0.01  # about what two seeds differ by; residuals beyond it count linearly
+HUBER_NATS = 0.01  # residuals beyond it count linearly; what seeds differ by is better, where it is known
 _POWERS = np.geomspace(0.1, 10, 25)
 """q: below 0.1 there is no plateau, above 10 the bend is sharper than batches that double can show."""
 _RISE = 3.0  # times the scatter of the points, the least rise that is believed to be one

@@ -6,10 +6,13 @@ trained is the one that is measured.
 """
 
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 from triptych.data.loader import LoaderConfig
 from triptych.data.pack import Packed
 from triptych.diffusion.corrupt import CorruptConfig
+from triptych.errors import UserError
 from triptych.model.transformer import ModelConfig
 from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig
 from triptych.transfer.groups import TransferConfig
@@ -17,6 +20,11 @@ from triptych.transfer.rules import RuleName
 
 BASE_WIDTH, BASE_LAYERS, BASE_BATCH, BASE_STEPS = 64, 2, 16, 400
 HEAD_WIDTH = 16
+_DECIDED = (
+    "num_steps", "seed", "loader.seed", "corrupt.seed",
+    "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
+    "transfer.rule", "transfer.base_width", "transfer.base_layers", "transfer.base_batch", "transfer.base_steps",
+)  # fmt: skip
 TUNED = OptimizerConfig(
     lr=0.015, beta1=0.68, beta2=0.999, eps=3e-9, weight_decay=0.0145, clip=1.0, warmup_steps=BASE_STEPS // 8
 )
@@ -28,7 +36,7 @@ def base() -> RunConfig:
     return RunConfig(
         recipe="family",
         world="scenes",
-        model=shape(BASE_WIDTH, BASE_LAYERS),
+        model=ModelConfig(**_sizes(BASE_WIDTH, BASE_LAYERS), softmax_scope="modality", places=120, init_std=0.06),
         loader=LoaderConfig(
             seq_len=144,
             global_batch=BASE_BATCH,
@@ -48,16 +56,17 @@ def base() -> RunConfig:
     )
 
 
-def shape(width: int, layers: int) -> ModelConfig:
-    return ModelConfig(
-        num_layers=layers,
-        width=width,
-        num_heads=width // HEAD_WIDTH,
-        d_ff=width * 5 // 2,  # one ratio for all: else the sizes of activations drift with it
-        softmax_scope="modality",
-        places=120,
-        init_std=0.06,
-    )
+def check(run: RunConfig) -> None:
+    """Refuse changes of what every study decides by itself: they would be undone in silence."""
+    mine = base()
+    for name in _DECIDED:
+        if attrgetter(name)(run) != attrgetter(name)(mine):
+            raise UserError(f"{name} is what a study decides itself: it cannot be changed, but see its options.")
+
+
+def _sizes(width: int, layers: int) -> dict[str, Any]:
+    """One ratio of d_ff to width for all: else the sizes of activations drift with it."""
+    return {"num_layers": layers, "width": width, "num_heads": width // HEAD_WIDTH, "d_ff": width * 5 // 2}
 
 
 def member(
@@ -79,7 +88,7 @@ def member(
     steps = round(tokens * BASE_BATCH * BASE_STEPS / loader.global_batch)
     return replace(
         run,
-        model=shape(width, layers),
+        model=replace(run.model, **_sizes(width, layers)),
         loader=loader,
         optimizer=replace(run.optimizer, lr=run.optimizer.lr if lr is None else lr),
         corrupt=replace(run.corrupt, seed=seed),

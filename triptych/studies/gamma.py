@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from triptych.studies.base import Records, Study, grid, numbers, pyplot, save
+from triptych.studies.base import Records, Study, grid, numbers, pyplot, save, whole_number
 from triptych.studies.brief import train_briefly
 from triptych.studies.drift_horizon import bootstrap_gamma, direct_gamma, fit_drift_horizon
 from triptych.studies.family import BASE_BATCH, BASE_STEPS, member
@@ -28,7 +28,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--virtual", type=numbers, default=[2.0, 4.0, 8.0, 16.0, 32.0, 64.0], metavar="N,N", help="virtual batch sizes"
     )
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=whole_number, default=1)
 
 
 def trials(args: argparse.Namespace) -> list[Trial]:
@@ -102,7 +102,7 @@ def _draw(records: Records, path: Path) -> None:
     panel.set_xscale("log", base=2)
     panel.set_xlabel("virtual batch")
     panel.set_ylabel("held-out nats per token")
-    panel.legend(title=f"gamma {fit.gamma:.2f}")
+    panel.legend(title=f"gamma {bootstrap_gamma(*columns)}")
     save(figure, path)
 
 

@@ -54,7 +54,7 @@ class Landscape:
     uncertainty: float
     """Standard deviation of that mean."""
     noise: float
-    """Standard deviation of what the process calls noise: how much a loss changes with the seed."""
+    """Standard deviation of what the process calls noise. Less than what seeds change: capped losses have none."""
     process: Any
 
     def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -270,7 +270,7 @@ def _draw_legend(axis: Any, landscape: Landscape) -> None:
     text = [
         f"{len(landscape.losses)} trials, {np.isinf(landscape.losses).sum()} diverged",
         f"loss at the star {landscape.predicted:.4g} ± {_BAND * landscape.uncertainty:.2g}",
-        f"noise of one run {landscape.noise:.2g}",
+        f"what it leaves as noise {landscape.noise:.2g}",
     ]
     axis.text(0.02, 0.0, "\n".join(text), transform=axis.transAxes, fontsize=8.5, color=_INK, linespacing=1.6)
 

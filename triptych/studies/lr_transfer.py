@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from triptych.studies.base import Records, Study, grid, numbers, pyplot, save, whole_numbers
+from triptych.errors import UserError, did_you_mean
+from triptych.studies.base import Records, Study, grid, numbers, positive, pyplot, save, whole_number, whole_numbers
 from triptych.studies.brief import train_briefly
 from triptych.studies.family import BASE_LAYERS, BASE_WIDTH, TUNED, member
 from triptych.studies.trials import Trial
@@ -22,13 +23,23 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--widths", type=whole_numbers, default=[64, 256], metavar="N,N")
     parser.add_argument("--depths", type=whole_numbers, default=[2, 8], metavar="N,N")
     parser.add_argument("--rates", type=numbers, default=RATES, metavar="LR,LR")
-    parser.add_argument("--tokens", type=float, default=1.0, help="of every run, in units of the base's")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--tokens", type=positive, default=1.0, help="of every run, in units of the base's")
+    parser.add_argument("--seeds", type=whole_number, default=1)
+    parser.add_argument("--rules", type=_rules, default=list(RULES), metavar="RULE,RULE", help=f"of {', '.join(RULES)}")
+
+
+def _rules(text: str) -> list[str]:
+    found = text.split(",")
+    for rule in found:
+        if rule not in RULES:
+            raise argparse.ArgumentTypeError(f"unknown rule {rule!r}.{did_you_mean(rule, list(RULES))}")
+    return found
 
 
 def trials(args: argparse.Namespace) -> list[Trial]:
-    shapes = [(width, BASE_LAYERS) for width in args.widths]
-    shapes += [(BASE_WIDTH, layers) for layers in args.depths if (BASE_WIDTH, layers) not in shapes]
+    base = (BASE_WIDTH, BASE_LAYERS)  # what all are compared with
+    shapes = [base, *((width, BASE_LAYERS) for width in args.widths), *((BASE_WIDTH, layers) for layers in args.depths)]
+    shapes = list(dict.fromkeys(shapes))
     return [
         Trial(
             f"{rule} {width}x{layers} lr {lr:g} tokens {args.tokens:g} seed {seed}",
@@ -39,7 +50,7 @@ def trials(args: argparse.Namespace) -> list[Trial]:
         for lr in args.rates
         for rule in RULES
         # At the base all rules are one.
-        if rule == RULES[0] or (width, layers) != (BASE_WIDTH, BASE_LAYERS)
+        if (rule in args.rules if (width, layers) != base else rule == RULES[0])
     ]
 
 
@@ -65,19 +76,33 @@ def best_rate(curve: dict[float, float]) -> float:
     return min(curve, key=lambda lr: curve[lr])
 
 
+def lowest_rate(curve: dict[float, float]) -> float:
+    """Where a parabola through the best rate and its neighbours is lowest: valleys are flat, and losses noisy."""
+    rates, best = list(curve), best_rate(curve)
+    number = rates.index(best)
+    if number in (0, len(rates) - 1) or not all(math.isfinite(curve[lr]) for lr in rates[number - 1 : number + 2]):
+        return best
+    x, y = np.log(rates[number - 1 : number + 2]), [curve[lr] for lr in rates[number - 1 : number + 2]]
+    bend, slope, _ = np.polyfit(x, y, 2)
+    return float(np.exp(-slope / (2 * bend))) if bend > 0 else best
+
+
 def _findings(records: Records) -> list[str]:
     found = []
+    if not any((record["width"], record["layers"]) == (BASE_WIDTH, BASE_LAYERS) for record in records):
+        raise UserError("the base has not been run yet, with which all are compared.")
     for rule in RULES:
         by_shape = curves(records, rule)
         best = {shape: best_rate(curve) for shape, curve in by_shape.items()}
-        base = best[(BASE_WIDTH, BASE_LAYERS)]
+        base, lowest = best[(BASE_WIDTH, BASE_LAYERS)], lowest_rate(by_shape[(BASE_WIDTH, BASE_LAYERS)])
         for shape, lr in best.items():
             edge = " (at the edge of the grid)" if lr in (min(by_shape[shape]), max(by_shape[shape])) else ""
             lost = by_shape[shape][base] - by_shape[shape][lr] if base in by_shape[shape] else math.nan
             found.append(
                 f"{rule}, {shape[0]} wide and {shape[1]} deep: best learning rate {lr:g}{edge}, "
-                f"{math.log2(lr / base):+.0f} factors of 2 from the base's; loss {by_shape[shape][lr]:.4f}, "
-                f"{lost:.4f} more at the base's rate"
+                f"{math.log2(lr / base):+.0f} factors of 2 from the base's "
+                f"({math.log2(lowest_rate(by_shape[shape]) / lowest):+.2f} between the grid); "
+                f"loss {by_shape[shape][lr]:.4f}, {lost:.4f} more at the base's rate"
             )
     return found
 
@@ -102,4 +127,4 @@ def _draw(records: Records, path: Path) -> None:
     save(figure, path)
 
 
-STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw)
+STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw, fixed=lambda args: {"tokens": args.tokens})

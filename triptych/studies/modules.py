@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from triptych.errors import UserError
 from triptych.model.transformer import Transformer, tagged_parameters
 from triptych.studies import trials
-from triptych.studies.base import Records, Study, pyplot, save
+from triptych.studies.base import Records, Study, positive, pyplot, save, whole_number
 from triptych.studies.brief import train_briefly
 from triptych.studies.family import member
 from triptych.studies.search_modules import (
@@ -26,12 +27,13 @@ from triptych.studies.search_modules import (
     State,
     compare,
     configured,
+    digest,
     gain,
     search_modules,
     state,
 )
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import OptimizerConfig, RunConfig
+from triptych.train.config import RunConfig
 from triptych.transfer.per_module import PRESETS, Table, table_named
 
 SEARCH = "search"  # the key of the record that says what the search is
@@ -39,11 +41,11 @@ OTHERS = ("none", "paper", "scenes")
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--proposals", type=int, default=16, help="in a round (default: 16)")
+    parser.add_argument("--rounds", type=whole_number, default=12)
+    parser.add_argument("--proposals", type=whole_number, default=16, help="in a round (default: 16)")
     parser.add_argument(
         "--radius",
-        type=float,
+        type=_factor,
         default=1.5,
         help="by what factor a proposal changes a multiplier, at first (default: 1.5)",
     )
@@ -51,7 +53,14 @@ def _describe(parser: argparse.ArgumentParser) -> None:
         "--start", default="none", metavar="TABLE", help="a preset or a file; the search is for factors on top of it"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=8, help="of the comparison at the end (default: 8)")
+    parser.add_argument("--seeds", type=whole_number, default=8, help="of the comparison at the end (default: 8)")
+
+
+def _factor(text: str) -> float:
+    found = positive(text)
+    if found <= 1:
+        raise argparse.ArgumentTypeError(f"expected a factor larger than 1, got {text!r}")
+    return found
 
 
 def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
@@ -62,7 +71,7 @@ def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
         "roles": list(dict.fromkeys(weight.role for weight in tagged_parameters(model))),
         "beta1": config.optimizer.beta1,
         "beta2": config.optimizer.beta2,
-        "start": args.start,
+        "start": table_named(args.start).as_json,
         "num_proposals": args.proposals,
         "radius": round(math.log(args.radius), 6),
         "seed": args.seed,
@@ -78,14 +87,14 @@ def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
 
     found = search.table(search_modules(search, evaluate, args.out, args.rounds).incumbent)
     found.save(args.out / "table.json")
-    others = {name: _usable(PRESETS[name], config.optimizer) for name in OTHERS}
+    others = {name: _usable(PRESETS[name], config.optimizer.beta1, config.optimizer.beta2) for name in OTHERS}
     compare({**others, "found": found}, evaluate, args.out, args.seeds)
     return True
 
 
-def _usable(table: Table, values: OptimizerConfig) -> Table:
+def _usable(table: Table, beta1: float, beta2: float) -> Table:
     """The table with smaller multipliers of 1 - beta where they would make a beta negative."""
-    most = {"alpha1": 0.99 / (1 - values.beta1), "alpha2": 0.99 / (1 - values.beta2)}
+    most = {"alpha1": 0.99 / (1 - beta1), "alpha2": 0.99 / (1 - beta2)}
     largest = {name: max([1.0, *(getattr(own, name) for own in table.depth)]) for name in most}
     cut = {
         role: replace(own, **{name: min(getattr(own, name), most[name] / largest[name]) for name in most})
@@ -96,7 +105,7 @@ def _usable(table: Table, values: OptimizerConfig) -> Table:
 
 def _search(settings: dict[str, Any]) -> ModuleSearch:
     own = {name: settings[name] for name in ("beta1", "beta2", "num_proposals", "radius", "seed")}
-    return ModuleSearch(roles=tuple(settings["roles"]), start=table_named(settings["start"]), **own)
+    return ModuleSearch(roles=tuple(settings["roles"]), start=Table.from_json(settings["start"]), **own)
 
 
 def _replay(records: Records) -> tuple[ModuleSearch, State]:
@@ -105,17 +114,19 @@ def _replay(records: Records) -> tuple[ModuleSearch, State]:
 
 
 def estimates(records: Records) -> dict[str, Estimate]:
-    """Of every table that was compared, in the order of seeds."""
-    found: dict[str, dict[int, float]] = {}
+    """Of every table that was compared with the one that the search came to, on the seeds that all have had."""
+    search, now = _replay(records)
+    searched = f"compare-found-{digest(search.table(now.incumbent))}-"
+    found: dict[str, dict[int, float]] = {name: {} for name in (*OTHERS, "found")}
     for record in records:
-        if "table" in record:
+        # After more rounds, there may be a comparison with what was found before.
+        if "table" in record and (record["table"] != "found" or record["key"].startswith(searched)):
             loss = math.inf if record["loss"] is None else record["loss"]
-            found.setdefault(record["table"], {})[record["seed"]] = loss
-    return {
-        name: Estimate(tuple(found[name][seed] for seed in sorted(found[name])))
-        for name in (*OTHERS, "found")
-        if name in found
-    }
+            found[record["table"]].setdefault(record["seed"], loss)
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found.values())))
+    if len(seeds) < 2:
+        raise UserError("what the search has found is not compared yet: run the study to its end.")
+    return {name: Estimate(tuple(by_seed[seed] for seed in seeds)) for name, by_seed in found.items()}
 
 
 def _findings(records: Records) -> list[str]:
@@ -129,6 +140,9 @@ def _findings(records: Records) -> list[str]:
         + (f" ({by_kind})" if accepted else "")
     ]
     compared = estimates(records)
+    settings = next(record for record in records if record["key"] == SEARCH)
+    if _usable(PRESETS["paper"], settings["beta1"], settings["beta2"]) != PRESETS["paper"]:
+        found.append(f"paper: multipliers of 1 - beta cut to keep betas positive (here beta1 is {settings['beta1']:g})")
     for name, each in compared.items():
         found.append(
             f"{name}: {each.mean:.4f} +- {each.standard_error:.4f} on {len(each.losses)} held-out seeds"
@@ -200,4 +214,9 @@ def _draw_table(figure: Any, table: Table) -> None:
     panel.set_title("multipliers found", fontsize=9)
 
 
-STUDY = Study(_describe, _carry_out, _findings, _draw)
+def _fixed(args: argparse.Namespace) -> dict[str, Any]:
+    start = digest(table_named(args.start))
+    return {"proposals": args.proposals, "radius": args.radius, "seed": args.seed, "start": start}
+
+
+STUDY = Study(_describe, _carry_out, _findings, _draw, _fixed)

@@ -5,6 +5,7 @@ with fresh seeds: the lowest of many noisy losses is low by luck, too.
 """
 
 import argparse
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -13,21 +14,25 @@ from typing import Any
 import numpy as np
 
 from triptych.data.shards import write_atomically
+from triptych.errors import UserError
 from triptych.studies import landscape, trials
-from triptych.studies.base import Records, Study, numbers
+from triptych.studies.base import Records, Study, numbers, whole_number
 from triptych.studies.brief import train_briefly
 from triptych.studies.family import member
-from triptych.studies.search_global import NAMES, Ranges, Search, random_search, retest, tuned
+from triptych.studies.search_global import NAMES, Ranges, Search, random_search, records_of, retest, tuned
+from triptych.studies.search_modules import pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
+from triptych.train.config import RunConfig, to_json
 
 RANGES = Ranges(lr=(5e-4, 5e-2))
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trials", type=int, default=120, help="of all processes together (default: 120)")
-    parser.add_argument("--top", type=int, default=5, help="trials that get a second look (default: 5)")
-    parser.add_argument("--again", type=int, default=8, metavar="SEEDS", help="of the second look (default: 8)")
+    parser.add_argument("--trials", type=whole_number, default=120, help="of all processes together (default: 120)")
+    parser.add_argument("--top", type=whole_number, default=5, help="trials that get a second look (default: 5)")
+    parser.add_argument(
+        "--again", type=whole_number, default=8, metavar="SEEDS", help="of the second look (default: 8)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--storage", metavar="URL", help="a database, for nodes without a shared folder (default: FOLDER/trials.log)"
@@ -47,8 +52,9 @@ def _range(text: str) -> tuple[float, float]:
 
 
 def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+    family = hashlib.sha256(json.dumps(to_json(config), sort_keys=True).encode()).hexdigest()[:12]
     search = Search(
-        name="search",
+        name=f"search-{family}",  # a database may hold those of several
         storage=args.storage or str(args.out / "trials.log"),
         ranges=Ranges(**{name: getattr(args, name) for name in NAMES}),
         seed=args.seed,
@@ -57,8 +63,14 @@ def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
     def evaluate(values: dict[str, float], seed: int) -> float:
         return train_briefly(tuned(member(config), values, seed), bundle).loss
 
+    kept = trials.Records(args.out)
+    here, stored = ({record["number"] for record in _trials(each)} for each in (list(kept), records_of(search)))
+    if not here <= stored:
+        raise UserError(
+            f"{args.out} has records of trials that are not in its storage, and would lose them: choose another --out."
+        )
     found = random_search(search, evaluate, args.trials)
-    with trials.Records(args.out).claim("again") as is_ours:
+    with kept.claim("again") as is_ours:
         if not is_ours:
             return False
         print("the best trials and the optimum of the landscape once more, with fresh seeds")
@@ -95,8 +107,12 @@ def _findings(records: Records) -> list[str]:
     found = [
         f"{len(first)} trials, {sum(record['diverged'] for record in first)} diverged; lowest loss {lowest['loss']:.4f}"
         f" (trial {lowest['number']})",
-        f"the landscape: {fitted.predicted:.4f} at its optimum, noise of one run {fitted.noise:.4f}",
+        f"the landscape: {fitted.predicted:.4f} at its optimum",
     ]
+    again = [[math.inf if loss is None else loss for loss in each["again"]] for each in records if "again" in each]
+    if not again:
+        raise UserError("the best trials have not had their second look yet: run the study to its end.")
+    found.append(f"a loss changes by {pooled_std(again):.4f} (standard deviation) with the seed")
     for record in records:
         if "again" in record:
             losses = [math.inf if loss is None else loss for loss in record["again"]]
@@ -111,7 +127,7 @@ def _findings(records: Records) -> list[str]:
         "eps": best["eps"],
         "weight_decay": best["decay"],
     }
-    found.append("to use them: " + " ".join(f"optimizer.{name}={value:.4g}" for name, value in changes.items()))
+    found.append("to use them: " + " ".join(f"optimizer.{name}={value:.6g}" for name, value in changes.items()))
     return found
 
 

@@ -15,7 +15,8 @@ All of it is a function of the records: `state` replays the rounds so far and sa
 number of processes work at the runs of a round (trials.py), and an interrupted search goes on with the same proposals.
 
 The incumbent is run again in every round: a loss that it was accepted for is low by luck, too. So what luck does is
-bounded, but not zero; what a table is worth, `compare` says, on seeds of its own.
+bounded, but not zero; what a table is worth, `compare` says, on seeds of its own. The standard error is that of
+independent runs; runs that share their seeds differ by less, so in truth a candidate must be ahead by somewhat more.
 """
 
 import hashlib
@@ -225,7 +226,7 @@ def state(search: ModuleSearch, records: Iterable[Mapping[str, Any]]) -> State:
         rows = np.reshape(results, (len(tested), search.num_retest_seeds)).tolist()
         again = dict(zip(tested, map(tuple, rows)))
         spread += rows
-        margin = search.confidence * _pooled_std(spread) * math.sqrt(2 / search.num_retest_seeds)
+        margin = search.confidence * pooled_std(spread) * math.sqrt(2 / search.num_retest_seeds)
         means = {name: float(np.mean(each)) for name, each in again.items()}
         top = min(candidates, key=means.__getitem__, default=None)
         if top is not None and not means[top] < means[INCUMBENT] - margin:
@@ -264,7 +265,7 @@ def search_modules(
 def configured(config: RunConfig, table: Table, seed: int, folder: Path) -> RunConfig:
     """A run with these multipliers and no others, by way of a file that its configuration names."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{_digest(table)}.json"
+    path = folder / f"{digest(table)}.json"
     if not path.exists():
         mine = path.with_suffix(f".{os.getpid()}")
         table.save(mine)
@@ -324,7 +325,7 @@ def compare(
         raise UserError(f"a comparison needs at least 2 seeds for its standard error, got {num_seeds}.")
     seeds = [_seed(seed, _COMPARISONS, index) for index in range(num_seeds)]
     trials = [
-        Trial(f"compare-{name}-{_digest(table)}-{each}", {"table": name, "seed": each})
+        Trial(f"compare-{name}-{digest(table)}-{each}", {"table": name, "seed": each})
         for each in seeds
         for name, table in tables.items()
     ]
@@ -356,7 +357,7 @@ def _run_all(
         return {"loss": loss if math.isfinite(loss) else None, "diverged": not math.isfinite(loss)}
 
     while True:
-        done = {record["key"]: record for record in reversed(run_trials(folder, trials, result, report))}
+        done = run_trials(folder, trials, result, report)
         if all(trial.key in done for trial in trials):
             return [_loss(done[trial.key]["loss"]) for trial in trials]
         time.sleep(wait_seconds)
@@ -371,7 +372,7 @@ def _loss(recorded: float | None) -> float:
     return math.inf if recorded is None else recorded
 
 
-def _pooled_std(groups: Sequence[Sequence[float]]) -> float:
+def pooled_std(groups: Sequence[Sequence[float]]) -> float:
     """Of losses around the means of their groups, each a table's; groups with a diverged run say nothing about it."""
     finite = [group for group in groups if all(map(math.isfinite, group))]
     freedom = sum(len(group) - 1 for group in finite)
@@ -383,7 +384,8 @@ def _seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
-def _digest(table: Table) -> str:
+def digest(table: Table) -> str:
+    """The table's name in records and files."""
     roles = {name: asdict(table.roles[name]) for name in sorted(table.roles)}
     content = json.dumps([roles, [asdict(each) for each in table.depth], table.decays_all])
     return hashlib.sha256(content.encode()).hexdigest()[:12]

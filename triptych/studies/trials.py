@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,10 +57,12 @@ class Records:
         return {record["key"] for record in self}
 
     def add(self, record: dict[str, Any]) -> None:
-        """Append a line, whole and alone, whoever else appends."""
+        """Append a line, whole and alone, whoever else appends; of two results of one trial the first counts."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            if record["key"] in self.keys:
+                return
             file.seek(0, os.SEEK_END)
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -73,38 +76,62 @@ class Records:
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
         """Whether this process may work at a trial; nobody else may meanwhile."""
-        path = self.folder / "claims" / key.replace("/", "_")
-        if not _take(path):
+        path, me = self._claim_path(key), f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}"
+        if not _take(path, me):
             yield False
             return
         done = threading.Event()
-        threading.Thread(target=_keep_alive, args=(path, done), daemon=True).start()
+        threading.Thread(target=_keep_alive, args=(path, me, done), daemon=True).start()
         try:
             yield key not in self.keys  # it may have been finished just before it was claimed
         finally:
             done.set()
-            path.unlink(missing_ok=True)
+            if _owner(path) == me:  # if this process was silent for long, it is someone else's now
+                path.unlink(missing_ok=True)
+
+    def who_is_at(self, key: str) -> str | None:
+        """The host and process that has claimed a trial, if it has shown life of late."""
+        path = self._claim_path(key)
+        return None if _is_free(path) else _owner(path)
+
+    @property
+    def workers(self) -> list[str]:
+        """Everyone who is at a trial."""
+        claims = sorted((self.folder / "claims").glob("[!.]*"))
+        return sorted({_owner(path) or "" for path in claims if not _is_free(path)} - {""})
+
+    def _claim_path(self, key: str) -> Path:
+        return self.folder / "claims" / key.replace("/", "_")
 
 
-def _take(path: Path) -> bool:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _is_free(path: Path) -> bool:
     try:
-        if time.time() - path.stat().st_mtime > CLAIM_SECONDS:
-            path.unlink(missing_ok=True)
+        return time.time() - path.stat().st_mtime > CLAIM_SECONDS
     except FileNotFoundError:
-        pass
+        return True
+
+
+def _owner(path: Path) -> str | None:
     try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-    except FileExistsError:
-        return False
-    os.write(handle, f"{socket.gethostname()} {os.getpid()}\n".encode())
-    os.close(handle)
-    return True
+        return path.read_text()
+    except FileNotFoundError:
+        return None
 
 
-def _keep_alive(path: Path, done: threading.Event) -> None:
+def _take(path: Path, me: str) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.parent / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # else two could find the same claim abandoned
+        if not _is_free(path):
+            return False
+        path.write_text(me)
+        return True
+
+
+def _keep_alive(path: Path, me: str, done: threading.Event) -> None:
     while not done.wait(_TOUCH_SECONDS):
-        path.touch()
+        if _owner(path) == me:
+            path.touch()
 
 
 def run_trials(
@@ -112,23 +139,25 @@ def run_trials(
     trials: Sequence[Trial],
     run: Callable[[Trial], dict[str, Any]],
     report: Callable[[str], None] = print,
-) -> list[dict[str, Any]]:
-    """Do what is not done yet, and nobody else is at; returns the records of these trials."""
+) -> dict[str, dict[str, Any]]:
+    """Do what is not done yet, and nobody else is at; returns the records of these trials, by key."""
     records = Records(folder)
-    wanted = {trial.key for trial in trials}
-    for trial in trials:
-        if trial.key in records.keys:
-            continue
-        with records.claim(trial.key) as is_ours:
-            if not is_ours:
-                continue
-            began = time.monotonic()
-            result = run(trial)
-            seconds = round(time.monotonic() - began, 1)
-            records.add({"key": trial.key, **trial.settings, **result, "seconds": seconds})
-        done = len(records.keys & wanted)
-        report(f"{done} of {len(trials)}: {trial.key} {_short(result)} ({seconds:.0f} s)")
-    return [record for record in records if record["key"] in wanted]
+    wanted = {trial.key: trial for trial in trials}
+    while missing := [trial for trial in wanted.values() if trial.key not in records.keys]:
+        free = [trial for trial in missing if records.who_is_at(trial.key) is None]
+        if not free:
+            break
+        for trial in free:
+            with records.claim(trial.key) as is_ours:
+                if not is_ours:
+                    continue
+                began = time.monotonic()
+                result = run(trial)
+                seconds = round(time.monotonic() - began, 1)
+                records.add({"key": trial.key, **trial.settings, **result, "seconds": seconds})
+            done = len(records.keys & wanted.keys())
+            report(f"{done} of {len(wanted)}: {trial.key} {_short(result)} ({seconds:.0f} s)")
+    return {record["key"]: record for record in records if record["key"] in wanted}
 
 
 def _short(result: dict[str, Any]) -> str:

@@ -83,7 +83,7 @@ class Hyperparameters:
     """Of one weight."""
 
     init: float
-    """Standard deviation at the beginning; of a norm, its value."""
+    """Standard deviation at the beginning, before the law is cut at +-2; of a norm, its value."""
     lr: float
     beta1: float
     beta2: float
@@ -166,7 +166,7 @@ class Group:
 
 
 def groups(transfer: Transfer, weights: Iterator[Tagged]) -> list[Group]:
-    """Weights by their hyperparameters (init apart, which an optimizer does not know), in order of appearance."""
+    """Weights by their hyperparameters, in order of appearance."""
     found: dict[Hyperparameters, list[Tagged]] = {}
     tagged = list(weights)
     transfer.config.table.check_roles({weight.role for weight in tagged})

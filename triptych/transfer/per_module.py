@@ -9,9 +9,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from triptych.errors import UserError, did_you_mean
 from triptych.transfer.rules import families
+
+_MAY_BE_ZERO = ("lr", "decay", "init")  # a beta of 1 never hears of a gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +29,10 @@ class Multipliers:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise UserError(f"a multiplier must be finite and not negative, got {f.name}={value!r}.")
+            is_number = isinstance(value, int | float) and 0 <= value < float("inf")
+            if not is_number or (value == 0 and f.name not in _MAY_BE_ZERO):
+                least = "not negative" if f.name in _MAY_BE_ZERO else "positive"
+                raise UserError(f"a multiplier of {f.name} must be finite and {least}, got {value!r}.")
 
     def __mul__(self, other: "Multipliers") -> "Multipliers":
         return Multipliers(**{f.name: getattr(self, f.name) * getattr(other, f.name) for f in fields(self)})
@@ -55,13 +60,24 @@ class Table:
             if name not in known:
                 raise UserError(f"unknown role {name!r} in a table of multipliers.{did_you_mean(name, known)}")
 
-    def save(self, path: Path) -> None:
-        content = {
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {
             "roles": {name: asdict(multipliers) for name, multipliers in self.roles.items()},
             "depth": [asdict(multipliers) for multipliers in self.depth],
             "decays_all": self.decays_all,
         }
-        path.write_text(json.dumps(content, indent=2) + "\n")
+
+    @classmethod
+    def from_json(cls, content: Any) -> "Table":
+        return cls(
+            {role: Multipliers(**values) for role, values in content["roles"].items()},
+            tuple(Multipliers(**values) for values in content.get("depth", [])),
+            bool(content.get("decays_all", False)),
+        )
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(self.as_json, indent=2) + "\n")
 
 
 def table_named(name: str) -> Table:
@@ -72,12 +88,7 @@ def table_named(name: str) -> Table:
     if not path.is_file():
         raise UserError(f"{name!r} is neither a file nor a preset of multipliers.{did_you_mean(name, list(PRESETS))}")
     try:
-        content = json.loads(path.read_text())
-        return Table(
-            {role: Multipliers(**values) for role, values in content["roles"].items()},
-            tuple(Multipliers(**values) for values in content.get("depth", [])),
-            bool(content.get("decays_all", False)),
-        )
+        return Table.from_json(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a table of multipliers ({error}).") from error
 

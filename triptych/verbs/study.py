@@ -37,11 +37,13 @@ examples:
   triptych scenes make data/scenes
   triptych study {name} --out runs/{name}
   triptych study {name} --out runs/{name} --only-draw"""
+    from triptych.studies.base import whole_number
+
     _study(name).describe(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of records, figure and findings")
     parser.add_argument("--only-draw", action="store_true", help="run nothing: draw what is recorded")
     parser.add_argument(
-        "--threads", type=int, default=1, help="of this process (default: 1; more processes are faster)"
+        "--threads", type=whole_number, default=1, help="of this process (default: 1; more processes are faster)"
     )
     parser.add_argument(
         "changes", metavar="KEY=VALUE", nargs="*", help="fields of the family's base that are to differ"
@@ -52,7 +54,7 @@ def _run(name: str, args: argparse.Namespace) -> None:
     import torch
 
     from triptych.studies.base import about, join
-    from triptych.studies.family import base
+    from triptych.studies.family import base, check
     from triptych.studies.trials import Records
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.train.config import override
@@ -66,15 +68,20 @@ def _run(name: str, args: argparse.Namespace) -> None:
     else:
         torch.set_num_threads(args.threads)
         config = override(base(), args.changes)
+        check(config)
         bundle = TokenizerBundle.load(config.tokenizers)
         check_data(config, bundle)
-        join(args.out, name, config)
+        join(args.out, name, config, study.fixed(args))
         is_whole = study.carry_out(args, config, bundle)
     records = list(Records(args.out))
+    if not records:
+        raise UserError(f"{args.out} has no records yet.")
     cost = sum(record.get("seconds", 0) for record in records) / 60
     print(f"{len(records)} records in {args.out}, {cost:,.1f} minutes of one process")
     if not is_whole:
-        print("the rest is with other processes; the last one to end tells what was found")
+        others = Records(args.out).workers
+        print(f"the rest is claimed by {'; '.join(others) or 'others'}: the last one to end tells what was found")
+        print("if there is none any more, run the same command again in a minute")
         return
     for line in study.findings(records):
         print(f"  {line}")
