@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "transfer": {"errors", "model"},
     "train": {"errors", "vocab", "tokenizers", "data", "diffusion", "model", "transfer", "saved"},
     "recipes": {"errors", "data", "diffusion", "model", "transfer", "train"},
-    "studies": {"errors", "vocab", "tokenizers", "data", "diffusion", "model", "transfer", "train"},
+    "studies": {"errors", "vocab", "tokenizers", "data", "diffusion", "model", "transfer", "train", "recipes"},
     "sample": {"errors", "vocab", "data", "diffusion"},
     "files": {"errors", "tokenizers", "data"},
     "saved": {"data", "errors", "vocab", "tokenizers", "model"},

@@ -31,7 +31,7 @@ def test_every_recipe_builds(name: str) -> None:
         tokens = torch.zeros(2, 16, dtype=torch.int64)
         assert model(tokens, tokens).shape == (2, 16, run.model.width)
     assert json.loads(json.dumps(to_json(run)))["model"]["width"] == run.model.width
-    assert run.model.head_width in (32, 48, 64, 128)
+    assert run.model.head_width in (16, 32, 48, 64, 128)
     assert 0 < run.warmup_steps <= run.num_steps / 4
 
 

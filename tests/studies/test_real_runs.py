@@ -11,10 +11,10 @@ from scipy.stats import truncnorm
 from train_fakes import make_world
 
 from triptych.cli import main
+from triptych.recipes.family import family, member
 from triptych.studies.base import join
 from triptych.studies.brief import train_briefly
 from triptych.studies.coordinates import sizes
-from triptych.studies.family import base, member
 from triptych.studies.trials import Records
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig, override
@@ -36,7 +36,7 @@ def changes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(changes: list[str]) -> RunConfig:
-    return override(base(), changes)
+    return override(family(), changes)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_
 
 
 def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("triptych.studies.family.BASE_STEPS", 2)
+    monkeypatch.setattr("triptych.recipes.family.BASE_STEPS", 2)
     out = tmp_path / "search"
     words = ["study", "search", "--out", str(out), "--trials", "13", "--top", "2", "--again", "2", *changes]
     assert command(*words) == 0
@@ -143,7 +143,7 @@ def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys,
     assert "again: the landscape's optimum: " in said
     assert "again: the values before: " in said
     best = next(line for line in said.splitlines() if "to use them" in line).split(": ")[1]
-    tuned = override(base(), best.split())
+    tuned = override(family(), best.split())
     assert 5e-4 <= tuned.optimizer.lr <= 5e-2
     records = list(Records(out))
     assert len(records) == 13 + 4
@@ -161,7 +161,7 @@ def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys,
 
 
 def test_a_search_by_module_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("triptych.studies.family.BASE_STEPS", 2)
+    monkeypatch.setattr("triptych.recipes.family.BASE_STEPS", 2)
     out = tmp_path / "modules"
     words = ["study", "modules", "--out", str(out), "--rounds", "2", "--proposals", "3", "--seeds", "2", *changes]
     assert command(*words) == 0

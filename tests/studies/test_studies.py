@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from triptych.recipes.family import BASE_BATCH, BASE_LAYERS, BASE_STEPS, BASE_WIDTH, family, member
 from triptych.studies import batch_size, coordinates, gamma, lr_transfer
 from triptych.studies.base import numbers, whole_numbers
-from triptych.studies.family import BASE_BATCH, BASE_LAYERS, BASE_STEPS, BASE_WIDTH, base, member
 
 
 def options(study, *words: str) -> argparse.Namespace:
@@ -28,7 +28,7 @@ def drawn(study, records: list[dict], tmp_path: Path) -> Image.Image:
 
 
 def test_members_differ_in_what_was_asked_for_alone() -> None:
-    run = base()
+    run = family()
     wide = member(run, width=256, layers=8, rule="completed_p", seed=3)
     assert (wide.model.width, wide.model.num_layers, wide.model.num_heads, wide.model.d_ff) == (256, 8, 16, 640)
     assert wide.resolved.ratios == (4, 4, 1)
@@ -163,7 +163,7 @@ def test_all_ways_are_one_at_the_base_s_batch(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(batch_size, "train_briefly", fake)
     for trial in batch_size.trials(options(batch_size, "--batches", f"{BASE_BATCH},{4 * BASE_BATCH}", "--seeds", "1")):
-        batch_size.run_trial(trial, base(), None)
+        batch_size.run_trial(trial, family(), None)
     values = [_values(config) for config in seen]
     assert values[0] == pytest.approx(values[1])
     assert values[0] == pytest.approx(values[2])

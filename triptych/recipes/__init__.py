@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from triptych.errors import UserError, did_you_mean
+from triptych.recipes.family import family
 from triptych.recipes.paper import fixed_aspect, paper_3b, paper_base
 from triptych.recipes.scenes import nano, scenes
 from triptych.train.config import RunConfig
@@ -10,6 +11,7 @@ from triptych.train.config import RunConfig
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "scenes": scenes,
     "nano": nano,
+    "family": family,
     "paper_base": paper_base,
     "paper_3b": paper_3b,
 }

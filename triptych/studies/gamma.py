@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
 from triptych.studies.base import Records, Study, grid, numbers, pyplot, save, whole_number
 from triptych.studies.brief import train_briefly
 from triptych.studies.drift_horizon import bootstrap_gamma, direct_gamma, fit_drift_horizon
-from triptych.studies.family import BASE_BATCH, BASE_STEPS, member
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig

@@ -15,10 +15,10 @@ import torch
 
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer, tagged_parameters
+from triptych.recipes.family import member
 from triptych.studies import trials
 from triptych.studies.base import Records, Study, positive, pyplot, save, whole_number
 from triptych.studies.brief import train_briefly
-from triptych.studies.family import member
 from triptych.studies.search_modules import (
     INCUMBENT,
     VALUES,

@@ -15,10 +15,10 @@ import numpy as np
 
 from triptych.data.shards import write_atomically
 from triptych.errors import UserError
+from triptych.recipes.family import member
 from triptych.studies import landscape, trials
 from triptych.studies.base import Records, Study, numbers, whole_number
 from triptych.studies.brief import train_briefly
-from triptych.studies.family import member
 from triptych.studies.search_global import NAMES, Ranges, Search, random_search, records_of, retest, tuned
 from triptych.studies.search_modules import pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle

@@ -53,8 +53,8 @@ examples:
 def _run(name: str, args: argparse.Namespace) -> None:
     import torch
 
+    from triptych.recipes.family import check, family
     from triptych.studies.base import about, join
-    from triptych.studies.family import base, check
     from triptych.studies.trials import Records
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.train.config import override
@@ -67,7 +67,7 @@ def _run(name: str, args: argparse.Namespace) -> None:
             raise UserError(f"{args.out} holds a study of {kept!r}: draw it with `triptych study {kept}`.")
     else:
         torch.set_num_threads(args.threads)
-        config = override(base(), args.changes)
+        config = override(family(), args.changes)
         check(config)
         bundle = TokenizerBundle.load(config.tokenizers)
         check_data(config, bundle)

@@ -30,7 +30,7 @@ TUNED = OptimizerConfig(
 )
 
 
-def base() -> RunConfig:
+def family() -> RunConfig:
     """Where hyperparameters are tuned."""
     tasks = ("text", "image-text", "audio-text")
     return RunConfig(
@@ -58,7 +58,7 @@ def base() -> RunConfig:
 
 def check(run: RunConfig) -> None:
     """Refuse changes of what every study decides by itself: they would be undone in silence."""
-    mine = base()
+    mine = family()
     for name in _DECIDED:
         if attrgetter(name)(run) != attrgetter(name)(mine):
             raise UserError(f"{name} is what a study decides itself: it cannot be changed, but see its options.")

@@ -1,0 +1,37 @@
+"""The studies that are kept: what their pages say is what their records say, and the figures can be drawn again."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from triptych.studies.base import Study, about
+from triptych.studies.trials import Records
+from triptych.verbs.study import STUDIES
+
+KEPT = sorted(path.parent for path in (Path(__file__).parents[2] / "studies").glob("*/study.json"))
+
+
+def study_of(folder: Path) -> Study:
+    return import_module(f"triptych.studies.{STUDIES[about(folder)['study']][0]}").STUDY
+
+
+def test_every_study_was_run() -> None:
+    assert {about(folder)["study"] for folder in KEPT} == set(STUDIES)
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
+def test_the_page_says_what_the_records_say(folder: Path) -> None:
+    page = (folder / "README.md").read_text()
+    assert f"triptych study {about(folder)['study']} --out studies/{folder.name}" in page, "the command is missing"
+    assert "](figure.png)" in page
+    for line in study_of(folder).findings(list(Records(folder))):
+        assert line in page
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
+def test_the_figure_is_drawn_from_the_records(folder: Path, tmp_path: Path) -> None:
+    study_of(folder).draw(list(Records(folder)), tmp_path / "figure.png")
+    drawn, kept = Image.open(tmp_path / "figure.png"), Image.open(folder / "figure.png")
+    assert drawn.size == pytest.approx(kept.size, abs=3)
