@@ -73,7 +73,7 @@ def test_people_get_a_table_and_the_formulas(capsys: pytest.CaptureFixture) -> N
         ("transfer.multipliers.embed.l=3", "unknown key 'transfer.multipliers.embed.l'"),
         ("transfer.per_module=papr", "Did you mean 'paper'?"),
         ("transfer.rule=complete", "must be one of standard, completep, completed_p"),
-        ("transfer.base_batch=16", "are set together"),
+        ("transfer.base_steps=none", "are set together"),
         ("transfer.gamma=2", "gamma"),
     ],
 )

@@ -207,8 +207,9 @@ def test_a_run_resolves_its_ratios() -> None:
     assert wide.resolved.kappa == pytest.approx(4 / 4**0.5)
     assert wide.clip == pytest.approx(3 / math.sqrt(2))
     assert wide.warmup_steps == 30
-    assert base.resolved.kappa == 1
-    assert base.clip == base.optimizer.clip
+    plain = recipe("paper_base")
+    assert plain.resolved.kappa == 1
+    assert override(plain, ["optimizer.clip=2"]).clip == 2
     assert run("transfer.multipliers.mlp.lr=2.5").resolved.config.table.roles["mlp"].lr == 2.5
 
 
@@ -217,7 +218,7 @@ def test_a_run_resolves_its_ratios() -> None:
     [
         ("transfer.rule=completedp", "transfer.rule must be one of standard, completep, completed_p"),
         ("transfer.base_width=0", "transfer.base_width must be positive, or none, got 0"),
-        ("transfer.base_batch=8", "base_batch and transfer.base_steps are set together"),
+        ("transfer.base_steps=none", "base_batch and transfer.base_steps are set together"),
         ("transfer.multipliers.mlp=2", "transfer.multipliers.mlp cannot be set as a whole"),
         ("transfer.multipliers.mlp.lr=-2", "of lr must be finite and not negative, got -2"),
         ("transfer.multipliers.mlp.alpha1=0", "of alpha1 must be finite and positive, got 0"),

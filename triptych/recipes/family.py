@@ -25,6 +25,21 @@ _DECIDED = (
     "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
     "transfer.rule", "transfer.base_width", "transfer.base_layers", "transfer.base_batch", "transfer.base_steps",
 )  # fmt: skip
+_WARMUP = BASE_STEPS // 8
+# With the table that was found by hand (studies/search).
+TUNED = OptimizerConfig(
+    lr=0.015, beta1=0.68, beta2=0.999, eps=3e-9, weight_decay=0.0145, clip=1.0, warmup_steps=_WARMUP
+)
+# Without a table (studies/search-without-table), from where the one named "family" was found (studies/modules).
+FOUND = OptimizerConfig(
+    lr=0.00465, beta1=0.754, beta2=0.999, eps=7.58e-6, weight_decay=1.02e-3, clip=1.0, warmup_steps=_WARMUP
+)
+INIT_STD = 0.06
+_DECIDED = (
+    "num_steps", "seed", "loader.seed", "corrupt.seed",
+    "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
+    "transfer.rule", "transfer.base_width", "transfer.base_layers", "transfer.base_batch", "transfer.base_steps",
+)  # fmt: skip
 TUNED = OptimizerConfig(
     lr=0.015, beta1=0.68, beta2=0.999, eps=3e-9, weight_decay=0.0145, clip=1.0, warmup_steps=BASE_STEPS // 8
 )
@@ -36,7 +51,7 @@ def family() -> RunConfig:
     return RunConfig(
         recipe="family",
         world="scenes",
-        model=ModelConfig(**_sizes(BASE_WIDTH, BASE_LAYERS), softmax_scope="modality", places=120, init_std=0.06),
+        model=ModelConfig(**_sizes(BASE_WIDTH, BASE_LAYERS), softmax_scope="modality", places=120, init_std=INIT_STD),
         loader=LoaderConfig(
             seq_len=144,
             global_batch=BASE_BATCH,
@@ -53,6 +68,18 @@ def family() -> RunConfig:
         data=tuple(f"data/scenes/train/{task}" for task in tasks),
         validation_data=tuple(f"data/scenes/validation/{task}" for task in tasks),
         validation=ValidationConfig(sequences=256, draws=2),
+    )
+
+
+def from_base() -> TransferConfig:
+    """For other recipes of the embedded world: everything follows from the base, with FOUND and its table."""
+    return TransferConfig(
+        rule="completed_p",
+        base_width=BASE_WIDTH,
+        base_layers=BASE_LAYERS,
+        base_batch=BASE_BATCH,
+        base_steps=BASE_STEPS,
+        per_module="family",
     )
 
 

@@ -81,8 +81,8 @@ def _made_by(transfer: Transfer, weight: Tagged) -> dict[str, str]:
 
 def _product(own: Multipliers, name: str, powers: Powers, noise: str = "") -> str:
     factor = getattr(own, name)
-    return " ".join(part for part in (f"x{factor:g}" if factor != 1 else "", str(powers), noise) if part)
+    return " ".join(part for part in (f"x{factor:.3g}" if factor != 1 else "", str(powers), noise) if part)
 
 
 def _beta(factor: float, power: str) -> str:
-    return f"(1 - {factor:g} (1 - beta)){power}" if factor != 1 else f"beta{power}" if power else ""
+    return f"(1 - {factor:.3g} (1 - beta)){power}" if factor != 1 else f"beta{power}" if power else ""

@@ -124,9 +124,38 @@ _PAPER = Table(
     ),
     decays_all=True,
 )
+# Found by studies/modules at the base of the recipe `family`, on top of the values FOUND there.
+_FAMILY = Table(
+    roles={
+        #                         lr    decay alpha1 alpha2 eps  init
+        "embed_text":        _row(3.68, 0.526, 0.216, 1.86, 0.781, 0.832),
+        "embed_image":       _row(1.4, 1.68, 0.551, 1.7, 1.12, 0.628),
+        "embed_audio":       _row(1.78, 1.73, 1.88, 0.859, 1.1, 1.49),
+        "embed_place_text":  _row(1.45, 1.07, 1.37, 0.663, 0.476, 1.01),
+        "embed_place_image": _row(1.51, 1.16, 0.55, 0.399, 0.63, 0.561),
+        "embed_place_audio": _row(0.855, 0.26, 0.322, 0.976, 3.47, 0.297),
+        "norm1":             _row(0.938, 0.769, 1.13, 0.322, 1.1, 1.23),
+        "attn_qkv":          _row(0.67, 0.449, 2.26, 1.08, 2.66, 1.08),
+        "attn_proj":         _row(1.96, 0.72, 1.28, 0.752, 3.56, 2.9),
+        "attn_q_norm":       _row(0.372, 0.765, 1.18, 0.639, 1.52, 1.18),
+        "attn_k_norm":       _row(0.496, 1.63, 1.12, 0.803, 1.66, 1.45),
+        "norm2":             _row(0.651, 1.48, 2.41, 1.14, 1.07, 0.194),
+        "mlp_gate":          _row(0.921, 0.519, 1.8, 1.25, 3.46, 2.2),
+        "mlp_fc1":           _row(1.52, 1.08, 1.22, 2.51, 0.605, 0.486),
+        "mlp_fc2":           _row(0.988, 0.499, 0.672, 0.595, 0.257, 0.771),
+        "unembed_norm":      _row(1.25, 0.779, 1.38, 0.683, 1.57, 0.769),
+        "unembed_text":      _row(0.664, 1.14, 0.458, 0.954, 0.718, 1.47),
+        "unembed_image":     _row(0.371, 0.614, 0.517, 0.322, 1.49, 2.38),
+        "unembed_audio":     _row(4.29, 0.722, 0.46, 1.05, 0.465, 0.502),
+    },
+    depth=(
+        _row(0.742, 1.08, 1.25, 0.328, 1.13, 0.645),
+        _row(0.649, 0.652, 0.293, 0.984, 1.82, 0.25),
+    ),
+)
 # fmt: on
 
-# The embedded world: see docs/decisions/0015.
+# By hand, for the embedded world: see docs/decisions/0015.
 _SCENES = Table(
     roles={
         "embed": Multipliers(lr=20.0, init=20.0),
@@ -135,4 +164,4 @@ _SCENES = Table(
     }
 )
 
-PRESETS: dict[str, Table] = {"none": Table(), "paper": _PAPER, "scenes": _SCENES}
+PRESETS: dict[str, Table] = {"none": Table(), "paper": _PAPER, "scenes": _SCENES, "family": _FAMILY}

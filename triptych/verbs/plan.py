@@ -88,7 +88,8 @@ def _print(facts: dict[str, Any], lines: list[Any]) -> None:
     numbers = ("init", "lr", "beta1", "beta2", "eps", "decay")
     print(f"{'role':18} {'layers':7} {'weights':>13} " + " ".join(f"{name:>9}" for name in numbers))
     for line in lines:
-        values = " ".join(f"{getattr(line.values, name):9.4g}" for name in numbers)
+        digits = {"beta1": 5, "beta2": 5}  # what matters of a beta is how far it is from 1
+        values = " ".join(f"{getattr(line.values, name):9.{digits.get(name, 4)}g}" for name in numbers)
         print(f"{line.role:18} {line.layers:7} {line.count:13,} {values}")
     made_by: dict[str, list[str]] = {}
     for line in lines:
