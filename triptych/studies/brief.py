@@ -39,7 +39,7 @@ class Outcome:
             "held_out": self.held_out,
             "train_loss": None if math.isnan(self.train_loss) else self.train_loss,
             "diverged": self.diverged,
-            "tokens": self.tokens,
+            "tokens_seen": self.tokens,
         }
 
 

@@ -7,6 +7,9 @@ steps S. With too few, exp(loss) rises above its plateau exp(c):
 
 S_crit is where exp(loss) lies a share delta above the plateau, by default 1 %. The paper gives no formula; this one is
 ours. Losses are nats per token, and batches and amounts of data are counted in sequences.
+
+Far beyond it a run learns next to nothing, and its loss says no more than that: curve and losses are both cut two nats
+above the lowest loss.
 """
 
 from collections.abc import Callable
@@ -25,6 +28,7 @@ Floats = NDArray[np.float64]
 HUBER_NATS = 0.01  # residuals beyond it count linearly; what seeds differ by is better, where it is known
 _POWERS = np.geomspace(0.1, 10, 25)
 """q: below 0.1 there is no plateau, above 10 the bend is sharper than batches that double can show."""
+_CEILING_NATS = 2.0
 _RISE = 3.0  # times the scatter of the points, the least rise that is believed to be one
 
 
@@ -123,17 +127,22 @@ def bootstrap(
 def _fit(steps: Floats, losses: Floats, huber: float, num_starts: int) -> PlateauFit:
     if len(np.unique(steps)) < 3:
         raise UserError(f"A plateau needs runs of at least 3 numbers of steps, got {len(np.unique(steps))}.")
-    log_s = np.log(steps)
+    log_s, ceiling = np.log(steps), losses.min() + _CEILING_NATS
+    losses = np.minimum(losses, ceiling)
+
+    def curve(parameters: Floats) -> Floats:
+        c, log_s0, log_q = parameters
+        return c + np.logaddexp(0, np.exp(log_q) * (log_s0 - log_s))
 
     def residuals(parameters: Floats) -> Floats:
-        c, log_s0, log_q = parameters
-        return c + np.logaddexp(0, np.exp(log_q) * (log_s0 - log_s)) - losses
+        return np.minimum(curve(parameters), ceiling) - losses
 
     def jacobian(parameters: Floats) -> Floats:
         _, log_s0, log_q = parameters
         power = np.exp(log_q) * (log_s0 - log_s)
         share = np.exp(power - np.logaddexp(0, power))
-        return np.stack([np.ones_like(share), share * np.exp(log_q), share * power], 1)
+        slopes = np.stack([np.ones_like(share), share * np.exp(log_q), share * power], 1)
+        return np.where(curve(parameters)[:, None] < ceiling, slopes, 0.0)
 
     low = np.array([losses.min() - 20, log_s.min() - 50, np.log(_POWERS[0])])
     high = np.array([losses.max() + 1, log_s.max() + 10, np.log(_POWERS[-1])])

@@ -154,6 +154,7 @@ def run_trials(
                 began = time.monotonic()
                 result = run(trial)
                 seconds = round(time.monotonic() - began, 1)
+                assert not trial.settings.keys() & result.keys(), "a result would hide a setting of the same name"
                 records.add({"key": trial.key, **trial.settings, **result, "seconds": seconds})
             done = len(records.keys & wanted.keys())
             report(f"{done} of {len(wanted)}: {trial.key} {_short(result)} ({seconds:.0f} s)")
