@@ -35,14 +35,6 @@ FOUND = OptimizerConfig(
     lr=0.00465, beta1=0.754, beta2=0.999, eps=7.58e-6, weight_decay=1.02e-3, clip=1.0, warmup_steps=_WARMUP
 )
 INIT_STD = 0.06
-_DECIDED = (
-    "num_steps", "seed", "loader.seed", "corrupt.seed",
-    "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
-    "transfer.rule", "transfer.base_width", "transfer.base_layers", "transfer.base_batch", "transfer.base_steps",
-)  # fmt: skip
-TUNED = OptimizerConfig(
-    lr=0.015, beta1=0.68, beta2=0.999, eps=3e-9, weight_decay=0.0145, clip=1.0, warmup_steps=BASE_STEPS // 8
-)
 
 
 def family() -> RunConfig:

@@ -3,6 +3,9 @@
 The hyperparameters of the base belong to its batch. Run with kappa = B / Bv, a batch of B follows the equation of the
 virtual batch Bv, in virtual steps S = tokens / Bv: a larger Bv means less noise and a shorter way. For every number of
 tokens there is a best Bv; gamma says how fast it grows: Bv ~ tokens^gamma.
+
+Batches are never larger than the virtual ones: with kappa above 1 or 2 a step is so large that no equation is followed
+(studies/batch-size), and what is seen is that.
 """
 
 import argparse
@@ -45,7 +48,8 @@ def trials(args: argparse.Namespace) -> list[Trial]:
 
 def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
     asked = trial.settings
-    config = member(run, batch=BASE_BATCH, tokens=asked["tokens"], seed=asked["seed"])
+    batch = max(1, min(BASE_BATCH, int(asked["virtual_batch"])))
+    config = member(run, batch=batch, tokens=asked["tokens"], seed=asked["seed"])
     # With gamma = 0 kappa is the ratio of batches alone.
     config = replace(config, transfer=replace(config.transfer, base_batch=asked["virtual_batch"], gamma=0.0))
     assert config.resolved.sde is not None
