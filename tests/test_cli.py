@@ -107,7 +107,7 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
     [
         (["tokenise"], "unknown verb 'tokenise'. Did you mean 'tokenize'?"),
         (["frobnicate"], "unknown verb 'frobnicate'. Known: "),
-        (["data"], "`triptych data` needs a second word: data show or data verify."),
+        (["tokenizers"], "`triptych tokenizers` needs a second word: tokenizers make."),
         (["data", "shw", "x"], "unknown verb 'data shw'. Did you mean 'data show'?"),
         (["tokenize", "x", "--ouput", "y"], "unknown option --ouput. Did you mean '--out'?"),
         (["tokenize", "x", "--out", "y", "--worker=3"], "unknown option --worker. Did you mean '--workers'?"),
@@ -208,11 +208,11 @@ def test_tokenize_show_and_verify(tokenizers: Path, texts: Path, tmp_path: Path)
     assert shown.returncode == 0, shown.stderr
     assert "#49: the cat number 49 sat on the mat" in shown.stdout
     assert (tmp_path / "files" / "out-000049.txt").read_text() == "the cat number 49 sat on the mat"
-    verified = triptych("data", "verify", tmp_path / "out")
+    verified = triptych("verify", tmp_path / "out")
     assert (verified.returncode, verified.stdout) == (0, f"{tmp_path / 'out'}: intact (shards: 1)\n")
     shard = tmp_path / "out" / "shard-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert triptych("data", "verify", tmp_path / "out").returncode == 3
+    assert triptych("verify", tmp_path / "out").returncode == 3
 
 
 def test_a_reader_that_leaves_early_is_no_error(tokenizers: Path, texts: Path, tmp_path: Path) -> None:

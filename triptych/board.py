@@ -8,6 +8,7 @@ import torch
 
 from triptych.errors import require
 from triptych.export import limits_of
+from triptych.model.transformer import Transformer
 from triptych.pipeline import Pipeline
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import to_json
@@ -44,14 +45,14 @@ class Board:
             self._writer.flush()
 
     @torch.no_grad()
-    def show_samples(self, run: Run) -> None:
+    def show_samples(self, run: Run, model: Transformer) -> None:
         """Draw and speak a few prompts. Only a model of the embedded world has such prompts."""
         if run.config.world != "scenes":
             return
-        pipe = Pipeline(run.best, self.bundle, limits_of(to_json(run.config)))
+        pipe = Pipeline(model, self.bundle, limits_of(to_json(run.config)))
         for prompt, picture in zip(PROMPTS, pipe.text_to_image(list(PROMPTS), steps=16)):
             self._writer.add_image(prompt, np.asarray(picture), run.step, dataformats="HWC")
         sound = pipe.speak(PROMPTS[2], None if pipe.limits.audio_slot else _SECONDS)
         self._writer.add_audio(PROMPTS[2], torch.from_numpy(sound.samples)[None], run.step, sound.rate)
-        run.best.train()
+        model.train()
         self._writer.flush()

@@ -15,9 +15,8 @@ from triptych.saved import EMBEDDED, Limits
 from triptych.scenes import grammar
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
-from triptych.train.config import fill_in, to_json
+from triptych.train.config import differences, fill_in, to_json
 from triptych.train.log import read_records
-from triptych.train.loop import differences
 
 
 def open_model(source: str, device: str | torch.device = "cpu") -> Pipeline:
@@ -33,7 +32,7 @@ def pipeline_of_run(folder: Path) -> Pipeline:
     saved = ckpt.list_checkpoints(folder / "checkpoints")
     if not saved:
         raise CheckpointError(f"{folder} holds no checkpoint yet; train it first, or name a saved model.")
-    found = ckpt.load(saved[-1])
+    found = ckpt.load(saved[-1], "model", "ema")
     config = found.state["config"]
     bundle = TokenizerBundle.load(config["tokenizers"])
     if found.state["vocabulary"] != bundle.vocabulary.fingerprint or found.state["tokenizers"] != bundle.fingerprints:
@@ -41,7 +40,7 @@ def pipeline_of_run(folder: Path) -> Pipeline:
             f"{saved[-1]} was trained with another vocabulary or other tokenizers than {config['tokenizers']!r}."
         )
     model = Transformer(ModelConfig(**found.state.get("shape", config["model"])), bundle.vocabulary)
-    model.load_state_dict(found.ema if found.ema is not None else found.model)
+    model.load_state_dict(found.part("ema") or found.part("model"))
     presets = config.get("world") or "paper"
     return Pipeline(model, bundle, limits_of(config), presets=presets, card=write_card(folder, found.step, model))
 

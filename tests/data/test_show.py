@@ -130,7 +130,7 @@ def test_verify_names_every_damaged_file(data: Path, tmp_path: Path) -> None:
     content[-1] ^= 1
     damaged.write_bytes(content)
     (copy / "sounds" / "shard-00000.safetensors").unlink()
-    command = [sys.executable, "-m", "triptych", "data", "verify", str(copy)]
+    command = [sys.executable, "-m", "triptych", "verify", str(copy)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 3
     assert "texts/shard-00001.safetensors: SHA-256 is" in result.stderr

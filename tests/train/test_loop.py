@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,9 +88,9 @@ def test_a_crash_loses_only_what_came_behind_the_checkpoint(world: Path, tmp_pat
 
     def crash(event: dict[str, Any]) -> None:
         if event["kind"] == "step" and event["step"] == 5:
-            raise MemoryError
+            raise KeyboardInterrupt
 
-    with pytest.raises(MemoryError):
+    with pytest.raises(KeyboardInterrupt):
         run_it(config, tmp_path / "crashed", listeners=[crash])
     assert [event["step"] for event in events(tmp_path / "crashed", "step")] == [1, 2, 3, 4, 5]
     again = run_it(config, tmp_path / "crashed")
@@ -172,7 +173,7 @@ def test_one_step_that_is_not_finite_is_skipped(what: tuple[str, ...], world: Pa
     assert run.step == 6
     assert_same_bits(tensors_of(run), tensors_of(steps_without(config, {2}, tmp_path / "slow")))
     fine, broken = (events(tmp_path / name, "step") for name in ("fine", "broken"))
-    assert [event["skipped"] for event in broken] == [False, False, True, False, False, False]
+    assert [event["skipped"] for event in broken] == [None, None, "not finite", None, None, None]
     assert not any(event["skipped"] for event in fine)
     for key in ("step", "lr", "tokens"):  # the order of the data and the rate do not move
         assert [event[key] for event in broken] == [event[key] for event in fine]
@@ -190,7 +191,12 @@ def test_a_skipped_step_is_in_no_mean(world: Path, tmp_path: Path) -> None:
         run_it(config, tmp_path / "broken")
     fine, broken = (events(tmp_path / name, "step") for name in ("fine", "broken"))
     # Step 4 is cut off by the validation, step 5 because it was skipped.
-    assert [(event["step"], event["skipped"]) for event in broken] == [(3, False), (4, False), (5, True), (6, False)]
+    assert [(event["step"], event["skipped"]) for event in broken] == [
+        (3, None),
+        (4, None),
+        (5, "not finite"),
+        (6, None),
+    ]
     assert sum(event["tokens"] for event in broken) == sum(event["tokens"] for event in fine)
     assert broken[0]["loss"] == pytest.approx(sum(event["loss"] for event in fine[:3]) / 3, abs=1e-5)
     assert broken[3]["loss"] is not None
@@ -212,7 +218,7 @@ def test_nine_skipped_steps_in_a_row_are_survived(world: Path, tmp_path: Path) -
     config = tiny_run(world, num_steps=21, validation_data=())
     with broken_steps({*range(1, 10), *range(11, 20)}):
         assert run_it(config, tmp_path).step == 21
-    assert sum(event["skipped"] for event in events(tmp_path, "step")) == 18
+    assert sum(event["skipped"] == "not finite" for event in events(tmp_path, "step")) == 18
 
 
 def test_ten_skipped_steps_in_a_row_end_the_run(world: Path, tmp_path: Path) -> None:
@@ -394,9 +400,8 @@ def test_data_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> No
     bundle = TokenizerBundle.load(world / "tokenizers")
     bundle.fingerprints = {"text": "b" * 64}
     config = tiny_run(world)
-    run = loop.start(config, tmp_path / "run", bundle, CPU)
     with pytest.raises(UserError, match="was made with another text tokenizer"):
-        loop.train(run, [], bundle)
+        loop.start(config, tmp_path / "run", bundle, CPU)
     assert not (tmp_path / "run").exists()
 
 
@@ -426,6 +431,7 @@ def test_a_run_can_begin_with_the_weights_of_a_saved_model(world: Path, tmp_path
     for name, weight in first.best.state_dict().items():
         assert torch.equal(begun.model.state_dict()[name], weight)
         assert torch.equal(begun.best.state_dict()[name], weight)
+    begun.lock.release()
     whole = run_it(following, tmp_path / "next")
     run_it(following, tmp_path / "parts", stop_after=2)
     shutil.rmtree(tmp_path / "saved")  # is needed once
@@ -548,13 +554,7 @@ def words(world: Path, out: Path, *more: str) -> list[str]:
 
 
 def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
-    found = ckpt.load(ckpt.list_checkpoints(folder / "checkpoints")[-1])
-    assert found.ema is not None
-    return {
-        **{f"model/{name}": value for name, value in found.model.items()},
-        **{f"ema/{name}": value for name, value in found.ema.items()},
-        **{f"optimizer/{name}": value for name, value in found.optimizer.items()},
-    }
+    return ckpt.load(ckpt.list_checkpoints(folder / "checkpoints")[-1]).tensors
 
 
 @pytest.mark.usefixtures("fast_peak")
@@ -699,13 +699,17 @@ def test_only_the_first_rank_has_a_board(
         def __init__(self, folder: Path, bundle: TokenizerBundle):
             boards.append(folder)
 
-    def fake_train(run: loop.Run, listeners: list[Any], *_: Any, **__: Any) -> None:
-        run.step = run.config.num_steps
+    def fake_start(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(step=0)  # two ranks share a model, and here is one process
+
+    def fake_train(run: Any, listeners: list[Any], *_: Any, **__: Any) -> None:
+        run.step = 10**9
         heard.extend(listeners)
 
     monkeypatch.setattr("triptych.board.Board", FakeBoard)
     monkeypatch.setattr(loop, "train", fake_train)
     monkeypatch.setattr(triptych.train.peak, "matmul_peak", lambda device: 1e12)
+    monkeypatch.setattr(loop, "start", fake_start)
     verbs._train(tiny_run(world, tensorboard=True), tmp_path / "run", None, CPU, Ranks(rank, 2))
     assert boards == ([tmp_path / "run"] if rank == 0 else [])
     assert sum(isinstance(each, FakeBoard) for each in heard) == len(boards)

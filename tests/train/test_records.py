@@ -15,6 +15,7 @@ from triptych.data.sequences import NO_OPEN_ENDS, OpenEnds
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer, initialise
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.guard import FolderLock
 from triptych.train.log import Console, Records, environment, read_records
 from triptych.train.loop import Run
 from triptych.train.ranks import Ranks
@@ -183,9 +184,9 @@ def test_on_a_terminal_steps_overwrite_each_other(
 
 def test_a_skipped_step_stays_on_the_terminal(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = {"text": None, "image": None, "audio": None}
-    skipped = {**STEP, "skipped": True, "loss": None, "grad_norm": None, "nll": nothing}
+    skipped = {**STEP, "skipped": "not finite", "loss": None, "grad_norm": None, "nll": nothing}
     console = Console()
-    console({**STEP, "skipped": False})
+    console({**STEP, "skipped": None})
     console(skipped)
     console({**skipped, "loss": 2.5})
     lines = capsys.readouterr().err.splitlines()
@@ -230,7 +231,7 @@ def test_the_board_is_written(world: Path, tmp_path: Path) -> None:
         board({**STEP, "step": step, "loss": loss})
     nelbo = {"image|text": {"nats_per_token": 3.25, "margin": 0.01, "tokens": 100}}
     board({"kind": "validation", "step": 40, "nelbo": nelbo})
-    board({**STEP, "step": 41, "skipped": True, "loss": None, "grad_norm": None})
+    board({**STEP, "step": 41, "skipped": "not finite", "loss": None, "grad_norm": None})
     board({"kind": "validation", "step": 41, "nelbo": {"image|text": {"nats_per_token": None, "margin": None}}})
 
     config = tiny_run(world, tokenizers="scenes")
@@ -238,12 +239,23 @@ def test_the_board_is_written(world: Path, tmp_path: Path) -> None:
     config = replace(with_loader(config, seq_len=120, open_ends=NO_OPEN_ENDS), world="scenes")
     model = Transformer(config.model, bundle.vocabulary)
     initialise(model, 0)
-    run = Run(config, tmp_path, model, build_optimizer(model, config.resolved), None, 40, CPU, Ranks())
-    board.show_samples(run)
+    run = Run(
+        config,
+        tmp_path,
+        model,
+        build_optimizer(model, config.resolved),
+        None,
+        40,
+        CPU,
+        Ranks(),
+        FolderLock(tmp_path),
+        [],
+    )
+    board.show_samples(run, run.best)
     assert model.training
     run.config = with_loader(config, open_ends=OpenEnds(probability=0.1, text=30, audio=40))
     run.step = 60
-    board.show_samples(run)
+    board.show_samples(run, run.best)
     board({"kind": "saved", "step": 60, "path": "x"})
 
     read = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0, "audio": 0})

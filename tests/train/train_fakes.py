@@ -26,6 +26,7 @@ from triptych.model.transformer import Loss, ModelConfig
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import loop
 from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig
+from triptych.train.distributed import local, whole
 from triptych.train.log import read_records
 from triptych.vocab import Task, Vocabulary
 
@@ -106,8 +107,7 @@ def broken_steps(indices: Collection[int], *what: str) -> Iterator[None]:
     step_as_it_is, what = loop.train_step, what or ("loss", "gradient")
 
     def spoil(_model: Any, _inputs: Any, loss: Loss) -> Loss:
-        return replace(
-            loss,
+        return loss._replace(
             nll_n=loss.nll_n * (math.nan if "loss" in what else 1),
             total=loss.total * (math.nan if "gradient" in what else 1),
         )
@@ -137,13 +137,8 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def tensors_of(run: loop.Run) -> dict[str, torch.Tensor]:
-    """Everything that training changes: weights, their mean, the optimizer's moments."""
-    found = {f"model/{name}": value.clone() for name, value in run.model.state_dict().items()}
-    if run.ema is not None:
-        found |= {f"ema/{name}": value.clone() for name, value in run.ema.state_dict().items()}
-    for name, parameter in run.model.named_parameters():
-        found |= {f"optimizer/{name}/{key}": value.clone() for key, value in run.optimizer.state[parameter].items()}
-    return found
+    """Everything that training changes: weights, their mean, the optimizer's moments; of several ranks, this one's."""
+    return {name: local(value).clone() for name, value in run.tensors.items()}
 
 
 def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -161,7 +156,7 @@ def rank_to_the_end(world: Path, folder: Path) -> dict[str, Any]:
 
     ranks = join()
     config = tiny_run(world)
-    whole = run_it(config, folder / "whole", ranks=ranks)
+    ended = run_it(config, folder / "whole", ranks=ranks)
     packed = run_it(tiny_run(world, layout=Packed(row_length=40)), folder / "packed", ranks=ranks)
 
     with broken_steps({2} if ranks.rank == ranks.size - 1 else ()):
@@ -186,8 +181,11 @@ def rank_to_the_end(world: Path, folder: Path) -> dict[str, Any]:
         stopped = None
     except loop.Stopped as stop:
         stopped = [int(stop.number), stop.step]
+    sums = [
+        float(sum(whole(value.detach()).double().sum() for value in run.tensors.values()))
+        for run in (ended, packed, broken)
+    ]
     leave()
-    sums = [float(sum(value.double().sum() for value in tensors_of(run).values())) for run in (whole, packed, broken)]
     return {"rank": ranks.rank, "size": ranks.size, "sums": sums, "diverged": diverged, "stopped": stopped}
 
 

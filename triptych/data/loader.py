@@ -201,6 +201,11 @@ def _maskable_tables(vocabulary: Vocabulary, mask_text_eos: MaskTextEos) -> dict
     return tables
 
 
+def sample_names(folders: Sequence[str], sample_ids: np.ndarray) -> list[str]:
+    """Where the samples of a batch come from, as FOLDER#NUMBER."""
+    return [f"{folders[int(id) >> _SOURCE_SHIFT]}#{int(id) & ((1 << _SOURCE_SHIFT) - 1)}" for id in sample_ids]
+
+
 class Loader:
     """An iterator over the steps of one rank, forever or until `num_steps`. Close it, or use it in a `with`.
 

@@ -18,6 +18,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -40,6 +41,11 @@ _DTYPES: dict[str, np.dtype] = {
     "I64": np.dtype("<i8"),
 }
 _MAX_HEADER_BYTES = 1 << 20
+_PATIENCE = (0.1, 0.5, 2.0)  # seconds before a shard that cannot be read is tried again
+
+
+class UnreadableError(DataError):
+    """A file that is not there or cannot be read now: another time it may."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +235,18 @@ _OPEN_SHARDS = _OpenShards(most=256)
 _owners = itertools.count()
 
 
+def _with_patience(open_: Callable[[], Shard]) -> Shard:
+    """Try again where a file cannot be read: shared file systems have bad moments. What is damaged stays so."""
+    for wait in (*_PATIENCE, None):
+        try:
+            return open_()
+        except UnreadableError:
+            if wait is None:
+                raise
+            time.sleep(wait)
+    raise AssertionError
+
+
 class TokenDataset:
     """Random access to all samples of a folder of shards; shards are opened when they are used."""
 
@@ -258,7 +276,7 @@ class TokenDataset:
         path = self.folder / info.file
         if path.parent != self.folder:
             raise DataError(f"{self.folder / MANIFEST} names a shard outside its folder: {info.file!r}.")
-        shard = Shard(path, self.task)
+        shard = _with_patience(lambda: Shard(path, self.task))
         if len(shard) != info.samples or len(shard.tokens) != info.tokens:
             raise DataError(
                 f"{path} does not fit {MANIFEST}: "
@@ -320,8 +338,10 @@ def _map_arrays(path: Path) -> dict[str, np.ndarray]:
             arrays[name] = np.frombuffer(mapped, dtype, shape[0], 8 + header_bytes + start)
         return arrays
     except FileNotFoundError as error:
-        raise DataError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
+    except OSError as error:
+        raise UnreadableError(f"{path} cannot be read ({error.strerror}). Is the file system there?") from error
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a readable token shard ({error}). Restore it from a copy or tokenize again."
         ) from error

@@ -36,7 +36,8 @@ def rotary_angles(positions_RT: Tensor, head_width: int, base: float) -> tuple[T
 def rotate(x_RNTH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (i, i + H/2) by their angles, so that a dot product depends on the distance of positions only."""
     first, second = x_RNTH.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.type_as(x_RNTH)  # angles are float32 also where all else is not
 
 
 class Attention(nn.Module):

@@ -7,7 +7,7 @@ hyperparameters of its own. The model knows nothing of time: how much is masked,
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -84,8 +84,9 @@ class Targets:
     """How many rows are text, image, audio."""
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(NamedTuple):
+    """A tuple, for what shards a model from outside looks for tensors in what it returns."""
+
     total: Tensor
     """Differentiable."""
     nll_n: Tensor
@@ -241,19 +242,27 @@ def tagged_parameters(model: nn.Module) -> Iterator[Tagged]:
 
 
 @torch.no_grad()
-def initialise(model: Transformer, seed: int, size: Callable[[Tagged], float] | None = None) -> None:
+def initialise(
+    model: Transformer,
+    seed: int,
+    size: Callable[[Tagged], float] | None = None,
+    write: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+) -> None:
     """Fill all weights: matrices from a normal law (cut at +-2, torch's default), norms with one value.
 
     `size` gives a matrix's standard deviation and a norm's value; without it they are init_std and 1. Every parameter
-    has a generator of its own, seeded by its name, so that adding one does not change the others.
+    has a generator of its own, seeded by its name, so that adding one does not change the others. Values are drawn
+    whole, one parameter at a time, and handed to `write`, which may keep a part.
     """
     for tagged in tagged_parameters(model):
+        value = torch.empty(tagged.parameter.shape)
         if tagged.is_matrix:
             generator = torch.Generator().manual_seed(_seed_of(seed, tagged.name))
             std = model.config.init_std if size is None else size(tagged)
-            nn.init.trunc_normal_(tagged.parameter, std=std, generator=generator)
+            nn.init.trunc_normal_(value, std=std, generator=generator)
         else:
-            nn.init.constant_(tagged.parameter, 1.0 if size is None else size(tagged))
+            nn.init.constant_(value, 1.0 if size is None else size(tagged))
+        write(tagged.parameter, value)
 
 
 def _seed_of(seed: int, name: str) -> int:

@@ -71,6 +71,55 @@ class ValidationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How a model is spread over ranks, and what a rank does to save memory or time."""
+
+    shard: int | None = None
+    """Ranks among which one copy of the weights is divided; None for all of them. It must divide their number."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in. Weights, moments and sums of gradients are always float32."""
+    checkpoint_activations: bool = False
+    """Keep only what goes into each block and compute the rest again: less memory, a third more time."""
+    compile: bool = False
+    """Compile the blocks. Pays on a GPU."""
+    reshard_after_forward: bool = True
+    """Drop a block's gathered weights after its forward pass and gather them again for its backward pass."""
+    timeout: float = 600.0
+    """Seconds a rank waits for the others before it gives up."""
+    watch: float = 300.0
+    """Seconds without a finished step after which every rank prints where it is."""
+
+    def __post_init__(self) -> None:
+        if self.shard is not None and self.shard < 1:
+            raise UserError(f"parallel.shard must be at least 1, or none for all ranks, got {self.shard}.")
+        for name in ("timeout", "watch"):
+            if not 0 < getattr(self, name) < 1e9:
+                raise UserError(f"parallel.{name} must be a positive number of seconds, got {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """What a run does about steps that go wrong. A step whose numbers are not finite is always left out."""
+
+    spike_sigmas: float | None = None
+    """Leave out a step whose loss is so many standard deviations above the mean of the last ones; None for never."""
+    spike_window: int = 100
+    """Steps that the mean looks back over, about; until there were as many, nothing is a spike."""
+    most_in_a_row: int = 10
+    """Steps left out one after the other, after which something has to happen: where they were spikes, the newest
+    checkpoint's weights are taken and training goes on behind the data that spoiled them; where they were not finite,
+    the run ends."""
+    most_rollbacks: int = 3
+    """How often that may happen in one run."""
+
+    def __post_init__(self) -> None:
+        if self.spike_sigmas is not None and not 0 < self.spike_sigmas < float("inf"):
+            raise UserError(f"guard.spike_sigmas must be positive, or none, got {self.spike_sigmas!r}.")
+        if min(self.spike_window, self.most_in_a_row) < 1 or self.most_rollbacks < 0:
+            raise UserError("guard.spike_window and most_in_a_row must be at least 1, most_rollbacks at least 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A training run."""
 
@@ -103,6 +152,9 @@ class RunConfig:
     ema_decay: float | None = None
     """Of a running mean of the weights, which is then what is validated and exported."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How the model is spread over several processes."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
     log_every: int = 20
     save_every: int = 500
     keep: int = 2
@@ -150,6 +202,42 @@ class RunConfig:
             Globals(lr=values.lr, beta1=values.beta1, beta2=values.beta2, eps=values.eps, decay=values.weight_decay),
             sde,
         )
+
+
+# -- what must not change on the way -------------------------------------------------------------------------------
+
+# By part of the configuration, what may differ between a run and its continuation: none of it changes a weight beyond
+# the order of sums. Data and tokenizers may lie elsewhere; what they hold is compared by fingerprint.
+_FREE = {
+    "": (
+        "log_every",
+        "save_every",
+        "keep",
+        "threads",
+        "tensorboard",
+        "validation",
+        "validation_data",
+        "world",
+        "data",
+        "tokenizers",
+    ),
+    "loader.": ("layout", "num_workers", "prefetch"),
+    "parallel.": ("shard", "checkpoint_activations", "compile", "reshard_after_forward", "timeout", "watch"),
+}
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """What decides the weights and is not as it was."""
+    changed = []
+    for key in sorted({*old, *new}):
+        if key in _FREE.get(prefix, ()):
+            continue
+        before, now = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            changed += differences(before, now, f"{prefix}{key}.")
+        elif before != now:
+            changed.append(f"{prefix}{key} was {before!r}, is {now!r}")
+    return changed
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Records first: one JSON line per event in RUN/records.jsonl. Console, TensorBoard and plots read the same events."""
 
+import contextlib
 import json
 import math
 import os
@@ -29,7 +30,9 @@ class Records:
     """
 
     def __init__(self, path: Path, listeners: list[Listener]):
-        self.path, self.listeners = path, listeners
+        self.path, self.listeners = path, list(listeners)
+        self._unwritten: list[str] = []
+        self._is_failing = False
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def rewind(self, step: int) -> None:
@@ -42,10 +45,32 @@ class Records:
 
     def __call__(self, kind: str, **fields: Any) -> None:
         event = _plain({"kind": kind, "time": round(time.time(), 3), **fields})
-        with open(self.path, "a") as file:
-            file.write(json.dumps(event, allow_nan=False) + "\n")
-        for listener in self.listeners:
-            listener(event)
+        self._unwritten.append(json.dumps(event, allow_nan=False) + "\n")
+        self._write()
+        for listener in list(self.listeners):
+            try:
+                listener(event)
+            except Exception as error:  # whatever a tracker is made of: training does not depend on it
+                self.listeners.remove(listener)
+                print(
+                    f"triptych: {type(listener).__name__} no longer hears of this run: it failed with {error!r}",
+                    file=sys.stderr,
+                )
+
+    def _write(self) -> None:
+        """What cannot be written now, as on a full disk, is written with what comes next."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with open(self.path, "a") as file:
+                file.write("".join(self._unwritten))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, size)  # half a line would spoil the next
+            if not self._is_failing:
+                print(f"triptych: {self.path} cannot be written ({error.strerror}); going on", file=sys.stderr)
+            self._is_failing = True
+            return
+        self._unwritten, self._is_failing = [], False
 
 
 def _plain(value: Any) -> Any:
@@ -112,7 +137,7 @@ class Console:
         if event["kind"] == "step":
             skipped = event.get("skipped", False)
             text, live = (_skipped_line if skipped else _step_line)(event), self._live and not skipped
-        elif event["kind"] in ("validation", "run", "saved", "end", "note"):
+        elif event["kind"] in ("validation", "run", "saved", "not saved", "rolled back", "end", "note"):
             text, live = _LINES[event["kind"]](event), False
         else:
             return
@@ -135,7 +160,8 @@ def _step_line(event: dict[str, Any]) -> str:
 
 def _skipped_line(event: dict[str, Any]) -> str:
     what = [name for name, key in (("loss", "loss"), ("gradient", "grad_norm")) if event[key] is None]
-    return f"step {event['step']:>6}/{event['num_steps']}  skipped, because not finite: {', '.join(what)}"
+    why = f"because not finite: {', '.join(what)}" if what else f"a spike: loss {event['loss']:.3f}"
+    return f"step {event['step']:>6}/{event['num_steps']}  skipped, {why}"
 
 
 def _validation_line(event: dict[str, Any]) -> str:
@@ -156,6 +182,12 @@ _LINES = {
         f"into {event['folder']}"
     ),
     "saved": lambda event: f"step {event['step']:>6}  saved {event['path']}",
+    "not saved": lambda event: (
+        f"step {event['step']:>6}  NOT saved ({event['problem']}); the one before is kept, and saving is tried again"
+    ),
+    "rolled back": lambda event: (
+        f"step {event['step']:>6}  rolled back to the weights of step {event['weights_of']} after a series of spikes"
+    ),
     "end": lambda event: f"done: {event['step']:,} steps in {_duration(event['seconds'])}",
     "note": lambda event: event["text"],
 }

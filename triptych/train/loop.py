@@ -3,41 +3,36 @@
 RUN/records.jsonl    every event
 RUN/checkpoints/     the newest few
 RUN/config.json      what it is a run of
+RUN/lock             held while it is trained
 """
 
 import json
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from triptych.data.loader import Loader, Step
+from triptych.data.loader import Loader, Step, sample_names
 from triptych.data.shards import TokenDataset, write_atomically
 from triptych.errors import CheckpointError, UserError
-from triptych.model.count import flops, parameters
+from triptych.model.count import Load, advice, memory, parameters
 from triptych.model.transformer import Transformer
 from triptych.saved import EMBEDDED, read_model
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
-from triptych.train.config import RunConfig, fill_in, to_json
+from triptych.train.config import RunConfig, differences, fill_in, to_json
+from triptych.train.distributed import build_mesh, build_sharded, local, whole_model, write_weight
+from triptych.train.guard import STOPS, FolderLock, Signals, Spikes, Watch
 from triptych.train.log import Listener, Records, Silent, environment
+from triptych.train.meter import Meter
 from triptych.train.ranks import Ranks
-from triptych.train.step import StepSums, build_model, build_optimizer, lr_factor, train_step
+from triptych.train.step import StepSums, build_model, build_optimizer, train_step
 from triptych.train.validate import HeldOut
-from triptych.vocab import Modality
-
-# May differ between a run and its continuation: none of them changes a weight.
-_FREE = ("log_every", "save_every", "keep", "threads", "tensorboard", "validation", "validation_data", "world")
-_FREE_PATHS = ("data", "tokenizers")  # where things lie; what they hold is compared by fingerprint
-_FREE_LOADER = ("layout", "num_workers", "prefetch")
-_STOPS = (signal.SIGINT, signal.SIGTERM)
-_MOST_SKIPPED = 10  # in a row; one bad batch is over after one
 
 
 @dataclass
@@ -52,13 +47,27 @@ class Run:
     step: int
     device: torch.device
     ranks: Ranks
-    loader_state: dict[str, Any] | None = None
-    """Of the checkpoint it goes on from: which data that was."""
+    lock: FolderLock
+    notes: list[str]
+    """What was found while it was started, worth a record."""
+    restored: dict[str, Any] | None = None
+    """The state in the checkpoint it goes on from."""
+    force: bool = False
+    """Whether a configuration or data that are not those of that checkpoint are to be taken all the same."""
 
     @property
     def best(self) -> Transformer:
         """What to validate, sample from and export."""
         return self.ema if self.ema is not None else self.model
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that a checkpoint holds, as it is in memory."""
+        return ckpt.run_tensors(self.model, self.optimizer, self.ema)
 
 
 class Stopped(Exception):
@@ -69,18 +78,17 @@ class Stopped(Exception):
         self.number, self.step = number, step
 
 
-class StoppedAtOnce(KeyboardInterrupt):
-    """The run was asked a second time, and has not saved."""
-
-    def __init__(self, number: int):
-        super().__init__("stopped at once")
-        self.number = number
-
-
 class Diverged(UserError):
     """The run cannot go on: its numbers are no longer finite."""
 
     exit_code = 1
+
+
+class OutOfMemory(UserError):
+    """The machine is too small for the run as it is configured."""
+
+
+# -- beginning --------------------------------------------------------------------------------------------------------
 
 
 def start(
@@ -89,22 +97,37 @@ def start(
     bundle: TokenizerBundle,
     device: torch.device,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+    *,
+    force: bool = False,
 ) -> Run:
-    """A new run, or one that goes on from the newest checkpoint in its folder."""
-    model = build_model(config, bundle.vocabulary)
-    existing = ckpt.list_checkpoints(folder / "checkpoints")
-    if config.begin_with is not None and not existing:
-        _take_weights(model, config.begin_with, bundle)
-    model.to(device)
-    optimizer = build_optimizer(model, config.resolved)
-    ema = None
-    if config.ema_decay is not None:
-        ema = Transformer(model.config, bundle.vocabulary).to(device).requires_grad_(False)
-        ema.load_state_dict(model.state_dict())
-    run = Run(config, folder, model, optimizer, ema, 0, device, ranks)
-    if existing:
-        _restore(run, existing[-1], bundle)
-    return run
+    """A new run, or one that goes on from the newest whole checkpoint in its folder.
+
+    The folder belongs to it from here to the end of `train`. With `force`, it goes on with what has changed since.
+    """
+    lock, checkpoints = FolderLock(folder), folder / "checkpoints"
+    ranks.on_first(lock.take)
+    try:
+        newest, notes = ranks.on_first(lambda: ckpt.newest_valid(checkpoints))
+        mesh = build_mesh(config.parallel, ranks.size, device.type)
+        model = build_model(config, bundle.vocabulary, device, mesh)
+        if config.begin_with is not None and newest is None:
+            _take_weights(model, config.begin_with, bundle)
+        optimizer = build_optimizer(model, config.resolved)
+        ckpt.begin_moments(model, optimizer)
+        ema = None
+        if config.ema_decay is not None:
+            ema = build_sharded(model.config, bundle.vocabulary, config.parallel, mesh, device).requires_grad_(False)
+            for mean, parameter in zip(ema.parameters(), model.parameters()):
+                local(mean).copy_(local(parameter))
+        run = Run(config, folder, model, optimizer, ema, 0, device, ranks, lock, notes, force=force)
+        if newest is not None:
+            _restore(run, newest, bundle)
+        check_data(config, bundle)
+        ranks.on_first(lambda: ckpt.check_writable(checkpoints))
+        return run
+    except BaseException:
+        lock.release(undo=True)
+        raise
 
 
 def _take_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> None:
@@ -120,37 +143,28 @@ def _take_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> Non
     other = differences(theirs, ours)
     if other:
         raise CheckpointError(f"begin_with={name} has another shape or other tokenizers: {'; '.join(other)}.")
-    model.load_state_dict(saved.model.state_dict())
+    weights = saved.model.state_dict()
+    for key, parameter in model.named_parameters():
+        write_weight(parameter, weights[key])
 
 
 def _restore(run: Run, path: Path, bundle: TokenizerBundle) -> None:
-    found = ckpt.load(path)
-    changed = differences(fill_in(found.state["config"], run.config), to_json(run.config))
+    state = run.ranks.on_first(lambda: ckpt.read_state(path))
+    changed = differences(fill_in(state["config"], run.config), to_json(run.config))
     now = {"vocabulary": bundle.vocabulary.fingerprint, "tokenizers": bundle.fingerprints}
-    changed += differences({key: found.state[key] for key in now}, now, "content of ")
-    if changed:
+    changed += differences({key: state[key] for key in now}, now, "content of ")
+    if changed and not run.force:
         raise CheckpointError(
-            f"{path} is of another run: {'; '.join(changed)}. Go back to those values, or choose another folder."
+            f"{path} is of another run: {'; '.join(changed)}. Go back to those values, choose another folder, or go on "
+            "with the new ones by --force."
         )
-    run.model.load_state_dict(found.model)
-    if run.ema is not None and found.ema is not None:
-        run.ema.load_state_dict(found.ema)
-    ckpt.restore_optimizer(run.optimizer, run.model, found.optimizer)
-    run.step, run.loader_state = found.step, found.state["loader"]
+    if changed:
+        run.notes.append(f"forced to go on after step {state['step']}, although {'; '.join(changed)}")
+    ckpt.load_into(path, run.tensors, run.ranks)
+    run.step, run.restored = state["step"], state
 
 
-def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """What decides the weights and is not as it was."""
-    changed = []
-    for key in sorted({*old, *new}):
-        if (not prefix and key in (*_FREE, *_FREE_PATHS)) or (prefix == "loader." and key in _FREE_LOADER):
-            continue
-        before, now = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
-            changed += differences(before, now, f"{prefix}{key}.")
-        elif before != now:
-            changed.append(f"{prefix}{key} was {before!r}, is {now!r}")
-    return changed
+# -- training ---------------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -159,64 +173,249 @@ def train(
     bundle: TokenizerBundle,
     *,
     peak_flops: float | None = None,
-    on_validation: Callable[[Run], None] | None = None,
+    on_validation: Callable[[Run, Transformer], None] | None = None,
     stop_after: int | None = None,
 ) -> None:
-    """Train to the end, or until SIGINT or SIGTERM; then what is there is saved and `Stopped` raised.
+    """Train to the end, or until SIGINT, SIGTERM or SIGUSR1; then what is there is saved and `Stopped` raised.
 
     `stop_after` ends (and saves) at a step before the last, as a stop would. A step whose loss or gradient is not
-    finite counts but changes nothing; too many of them in a row are `Diverged`.
+    finite, or whose loss is a spike, counts but changes nothing; too many of them in a row are `Diverged`, or make the
+    run go back to its newest checkpoint (`GuardConfig`). `on_validation` gets the run and a plain model.
     """
-    config, vocabulary, ranks = run.config, bundle.vocabulary, run.ranks
+    config, ranks = run.config, run.ranks
     last = config.num_steps if stop_after is None else min(stop_after, config.num_steps)
-    check_data(config, bundle)  # before anything is written
-    with (
-        _Signals() as signals,
-        Loader(list(config.data), config.loader, ranks.rank, ranks.size, start_step=run.step, num_steps=last) as loader,
+    try:
+        with (
+            Signals() as signals,
+            Watch(config.parallel.watch) as watch,
+            Loader(
+                list(config.data), config.loader, ranks.rank, ranks.size, start_step=run.step, num_steps=last
+            ) as loader,
+        ):
+            if run.restored is not None:
+                loader.restore({**run.restored["loader"], "step": run.step}, force=run.force)
+            held_out = HeldOut(
+                config.validation_data,
+                config.loader,
+                config.validation.sequences,
+                config.validation.draws,
+                ranks=ranks,
+            )
+            records = _open_records(run, listeners, peak_flops)
+            trainer = _Trainer(run, bundle, loader, held_out, records, signals, watch, peak_flops, on_validation)
+            with trainer.saving():
+                for step in loader:
+                    trainer.do(step, last)
+    finally:
+        run.lock.release()
+
+
+class _Trainer:
+    """What goes on around one step after the other."""
+
+    def __init__(
+        self,
+        run: Run,
+        bundle: TokenizerBundle,
+        loader: Loader,
+        held_out: HeldOut,
+        records: "Records | Silent",
+        signals: Signals,
+        watch: Watch,
+        peak_flops: float | None,
+        on_validation: Callable[[Run, Transformer], None] | None,
     ):
-        if run.loader_state is not None:
-            loader.restore({**run.loader_state, "step": run.step})
-        held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
-        records = _open_records(run, listeners, peak_flops)
-        began, meter = time.monotonic(), _Meter(run, records, peak_flops)
-        skipped, save_is_due = 0, False
-        for step in loader:
-            sums, norm = train_step(run.model, run.optimizer, step, config, vocabulary, run.device, ranks)
-            run.step = step.index + 1
-            if run.ema is not None and not sums.skipped:
+        self.run, self.bundle, self.loader, self.held_out = run, bundle, loader, held_out
+        self.records, self.signals, self.watch, self.on_validation = records, signals, watch, on_validation
+        self.meter = Meter(run.config, bundle.vocabulary, records, peak_flops)
+        self.saver = ckpt.Saver(run.checkpoints, run.config.keep, run.ranks)
+        guarded = (run.restored or {}).get("guard", {})
+        self.spikes = Spikes(run.config.guard, guarded.get("spikes"))
+        self.rollbacks = guarded.get("rollbacks", 0)
+        self.left_out: list[dict[str, Any]] = []  # of the steps in a row that were, up to now
+        self.save_at = _next_multiple(run.step, run.config.save_every)
+        self.began = time.monotonic()
+
+    def do(self, step: Step, last: int) -> None:
+        run, config, ranks = self.run, self.run.config, self.run.ranks
+        try:
+            sums, norm = train_step(
+                run.model, run.optimizer, step, config, self.bundle.vocabulary, run.device, ranks, self.spikes.is_spike
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(_what_needs_memory(run, step)) from error
+        run.step = step.index + 1
+        self.watch.beat()
+        if sums.skipped:
+            self._leave_out(step, sums, norm)
+        else:
+            self.left_out = []
+            if run.ema is not None:
                 _average(run.ema, run.model, min(config.ema_decay or 0.0, (1 + run.step) / (10 + run.step)))
-            meter.add(step, sums, norm)
-            skipped = skipped + 1 if sums.skipped else 0
-            if skipped == _MOST_SKIPPED:
-                raise _diverged(
-                    run, f"the loss or the gradient of {skipped} steps in a row, up to {run.step}, was not finite"
+            self.meter.add(step, sums, norm)
+        heard = ranks.sum([*map(float, self.signals.flags), float(self.saver.is_done)])
+        stop = next((number for number, count in zip(STOPS, heard) if count), None)
+        if heard[-1] == ranks.size:
+            self._report(self.saver.finish())
+        # Weights on which steps fail may be bad already; they must not push the good ones out.
+        is_due = run.step >= self.save_at and not self.left_out
+        is_last = run.step == last or stop is not None
+        is_validated = run.step % config.validation.every == 0 or run.step == config.num_steps
+        if is_due or is_last or is_validated:
+            self.meter.flush()  # what is not recorded now would be missing after a resume
+            if not _is_finite(run):
+                raise _diverged(run, f"the weights after step {run.step} are not finite")
+        if is_validated:
+            self._validate()
+        if is_due or is_last:
+            self._save(wait=is_last)
+        if is_due or is_last or is_validated:
+            self.watch.beat()
+            self.meter.restart()
+        if stop is not None:
+            raise Stopped(stop, run.step)
+        if run.step == config.num_steps:
+            self.records("end", step=run.step, seconds=round(time.monotonic() - self.began, 1))
+
+    def _validate(self) -> None:
+        run = self.run
+        if run.config.validation_data:
+            estimates = self.held_out.estimate(run.best, run.device)
+            self.records("validation", step=run.step, nelbo={name: e.as_json for name, e in estimates.items()})
+        if run.ranks.any([self.on_validation is not None])[0]:
+            model = run.best if run.ranks.size == 1 else whole_model(run.best)
+            if self.on_validation is not None:
+                self.on_validation(run, model)
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.saver.close()
+
+    def _save(self, *, wait: bool) -> None:
+        run = self.run
+        self.save_at = _next_multiple(run.step, run.config.save_every)
+        state = {
+            "loader": self.loader.state(),
+            "config": to_json(run.config),
+            "shape": to_json(run.model.config),
+            "vocabulary": self.bundle.vocabulary.fingerprint,
+            "tokenizers": self.bundle.fingerprints,
+            "guard": {"spikes": self.spikes.state, "rollbacks": self.rollbacks},
+        }
+        for outcome in self.saver.begin(run.step, run.tensors, state):
+            self._report(outcome)
+        if wait:
+            saved = self.saver.finish() if self.saver.is_busy else None
+            if saved is not None:
+                self._report(saved)
+            if saved is None or saved.path is None:
+                raise CheckpointError(
+                    f"step {run.step} could not be saved to {run.checkpoints}: "
+                    f"{saved.problem if saved else 'see above'}. Make room there and run the same command: "
+                    f"{_where_it_goes_on(run)}"
                 )
-            stop = signals.agreed(ranks)
-            # Weights on which steps fail may be bad already; they must not push the good ones out.
-            save_is_due = save_is_due or run.step % config.save_every == 0
-            is_saved = (save_is_due and not skipped) or run.step == last or stop is not None
-            is_validated = run.step % config.validation.every == 0 or run.step == config.num_steps
-            if is_saved or is_validated:
-                meter.flush()  # what is not recorded now would be missing after a resume
-                if not _is_finite(run):
-                    raise _diverged(run, f"the weights after step {run.step} are not finite")
-            if is_validated:
-                if config.validation_data and ranks.is_first:
-                    estimates = held_out.estimate(run.best, run.device)
-                    records("validation", step=run.step, nelbo={name: e.as_json for name, e in estimates.items()})
-                if on_validation is not None and ranks.is_first:
-                    on_validation(run)
-                meter.restart()
-            if is_saved:
-                save_is_due = False
-                if ranks.is_first:
-                    records("saved", step=run.step, path=str(save(run, loader, bundle)))
-                ranks.barrier()
-                meter.restart()
-            if stop is not None:
-                raise Stopped(stop, run.step)
-    if run.step == config.num_steps:
-        records("end", step=run.step, seconds=round(time.monotonic() - began, 1))
+
+    def _report(self, saved: ckpt.Saved) -> None:
+        if saved.path is not None:
+            self.records(
+                "saved",
+                step=saved.step,
+                path=str(saved.path),
+                blocked=round(saved.blocked, 3),
+                seconds=round(saved.seconds, 3),
+            )
+            return
+        self.records("not saved", step=saved.step, problem=saved.problem)
+        self.save_at = min(self.save_at, self.run.step + max(1, self.run.config.save_every // 10))
+
+    # -- steps that go wrong ------------------------------------------------------------------------------------------
+
+    def _leave_out(self, step: Step, sums: StepSums, norm: float) -> None:
+        run, guard = self.run, self.run.config.guard
+        mine = [name for batch in step.micro_batches for name in sample_names(run.config.data, batch.sample_ids)]
+        samples = [name for each in run.ranks.gather(mine) for name in each]
+        self.meter.add(step, sums, norm, samples)
+        self.left_out.append(
+            {"step": run.step, "why": sums.skipped, "loss": sums.loss, "grad_norm": norm, "samples": samples}
+        )
+        if len(self.left_out) < guard.most_in_a_row:
+            return
+        may_roll_back = self.rollbacks < guard.most_rollbacks
+        if may_roll_back and all(each["why"] == "spike" for each in self.left_out) and self._roll_back():
+            return
+        dump = run.folder / f"diverged-{run.step:08d}.json"
+        if run.ranks.is_first:
+            write_atomically(dump, (json.dumps(_readable(self.left_out), indent=1) + "\n").encode())
+        what = "was not finite" if sums.skipped == "not finite" else "was far above the mean"
+        raise _diverged(
+            run,
+            f"the loss or the gradient of {len(self.left_out)} steps in a row, up to {run.step}, {what} "
+            f"(their samples are in {dump})",
+        )
+
+    def _roll_back(self) -> bool:
+        """Take the weights of the newest checkpoint and go on with the next data: what lies between is stepped over."""
+        run = self.run
+        if self.saver.is_busy:
+            self._report(self.saver.finish())
+        newest, notes = run.ranks.on_first(lambda: ckpt.newest_valid(run.checkpoints))
+        if newest is None:
+            return False
+        for note in notes:
+            self.records("note", step=run.step, text=note)
+        state = run.ranks.on_first(lambda: ckpt.read_state(newest))
+        ckpt.load_into(newest, run.tensors, run.ranks)
+        self.spikes = Spikes(run.config.guard, state["guard"]["spikes"])
+        self.rollbacks += 1
+        self.left_out = []
+        self.records("rolled back", step=run.step, weights_of=state["step"])
+        return True
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _what_needs_memory(run: Run, step: Step) -> str:
+    """The planner's own estimate for this very step, and what would shrink it."""
+    largest = max(step.micro_batches, key=lambda batch: batch.tokens.size)
+    load = Load.of(
+        run.config.parallel,
+        run.ranks.size,
+        rows=largest.tokens.shape[0],
+        row_length=largest.tokens.shape[1],
+        has_mask=True,
+        accumulates=len(step.micro_batches) > 1,
+        has_ema=run.ema is not None,
+        on_gpu=run.device.type == "cuda",
+    )
+    estimate = memory(run.config.model, run.model.vocabulary, load)
+    return f"memory ran out at step {step.index + 1}: this run needs about {advice(estimate)}"
+
+
+def _next_multiple(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
+def _where_it_goes_on(run: Run) -> str:
+    saved = ckpt.list_checkpoints(run.checkpoints)
+    return f"it goes on from {saved[-1].name}." if saved else "it begins anew."
+
+
+def _readable(value: Any) -> Any:
+    """Numbers that JSON does not know, as words."""
+    if isinstance(value, dict):
+        return {key: _readable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
 def _open_records(run: Run, listeners: list[Listener], peak_flops: float | None) -> Records | Silent:
@@ -239,30 +438,16 @@ def _open_records(run: Run, listeners: list[Listener], peak_flops: float | None)
         peak_flops=peak_flops,
         environment=environment(),
         config=config,
+        ranks=run.ranks.size,
     )
+    for note in run.notes:
+        records("note", step=run.step, text=note)
     return records
 
 
-def save(run: Run, loader: Loader, bundle: TokenizerBundle) -> Path:
-    state = {
-        "loader": loader.state(),
-        "config": to_json(run.config),
-        "shape": to_json(run.model.config),
-        "vocabulary": bundle.vocabulary.fingerprint,
-        "tokenizers": bundle.fingerprints,
-    }
-    found = ckpt.Checkpoint(
-        run.step,
-        run.model.state_dict(),
-        ckpt.optimizer_tensors(run.optimizer, run.model),
-        None if run.ema is None else run.ema.state_dict(),
-        state,
-    )
-    return ckpt.save(run.folder / "checkpoints", found, run.config.keep)
-
-
 def _is_finite(run: Run) -> bool:
-    return all(bool(p.isfinite().all()) for model in {run.model, run.best} for p in model.parameters())
+    bad = any(not bool(local(p).isfinite().all()) for model in {run.model, run.best} for p in model.parameters())
+    return not run.ranks.any([bad])[0]
 
 
 def _diverged(run: Run, what: str) -> Diverged:
@@ -304,111 +489,4 @@ def check_data(config: RunConfig, bundle: TokenizerBundle) -> None:
 
 @torch.no_grad()
 def _average(ema: nn.Module, model: nn.Module, decay: float) -> None:
-    torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
-
-
-class _Meter:
-    """Gathers steps and records their mean every `log_every`."""
-
-    def __init__(self, run: Run, records: Records | Silent, peak_flops: float | None):
-        self.run, self.records, self.peak = run, records, peak_flops
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin to measure anew, so that validation and saving do not count as slow steps."""
-        self._since = time.monotonic()
-        self._clear()
-
-    def _clear(self) -> None:
-        self._seconds, self._steps, self._tokens, self._positions, self._flops = 0.0, 0, 0, 0, 0.0
-        self._sums, self._loss, self._norm = StepSums(), 0.0, 0.0
-
-    def add(self, step: Step, sums: StepSums, norm: float) -> None:
-        config = self.run.config
-        before, self._since = self._since, time.monotonic()
-        if sums.skipped:
-            self.flush()  # it has a record of its own, and is in no mean
-        self._step = step.index + 1
-        self._seconds += self._since - before
-        self._steps += 1
-        self._tokens += step.num_tokens
-        self._positions += step.num_positions
-        passed = step.num_tokens * (2 if config.antimask else 1)
-        share = float(sums.predicted.sum()) / max(1, passed)
-        context = step.num_tokens / max(1, step.num_sequences)
-        per_token = flops(
-            config.model, self.run.model.vocabulary, context, predicted=share, columns=self._columns(sums)
-        ).training
-        self._flops += per_token * passed
-        self._loss += sums.loss
-        self._norm += norm
-        self._sums.nll += sums.nll
-        self._sums.predicted += sums.predicted
-        self._sums.skipped = sums.skipped
-        if sums.skipped or self._step % config.log_every == 0:
-            self.flush()
-
-    def _columns(self, sums: StepSums) -> float | None:
-        """How many logits a predicted token has, on average."""
-        if self.run.config.model.softmax_scope == "full" or not sums.predicted.sum():
-            return None
-        sizes = [len(self.run.model.columns(modality)) for modality in Modality]
-        return float(np.average(sizes, weights=sums.predicted))
-
-    def flush(self) -> None:
-        if not self._steps:
-            return
-        config = self.run.config
-        seconds = max(self._seconds, 1e-9)
-        nll = {
-            modality.name.lower(): round(float(self._sums.nll[modality] / n), 5)
-            if (n := self._sums.predicted[modality])
-            else None
-            for modality in Modality
-        }
-        self.records(
-            "step",
-            step=self._step,
-            num_steps=config.num_steps,
-            skipped=self._sums.skipped,
-            loss=round(self._loss / self._steps, 5),
-            nll=nll,
-            lr=config.optimizer.lr * lr_factor(self._step - 1, config),
-            grad_norm=round(self._norm / self._steps, 5),
-            tokens=self._tokens,
-            padding=round(1 - self._tokens / max(1, self._positions), 4),
-            tokens_per_second=round(self._tokens / seconds, 1),
-            mfu=None if self.peak is None else round(self._flops / seconds / self.peak, 4),
-            seconds_left=round((config.num_steps - self._step) * seconds / self._steps, 1),
-        )
-        self._clear()
-
-
-class _Signals:
-    """Notes SIGINT and SIGTERM so that the step in progress can end; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "_Signals":
-        for number in _STOPS:
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def agreed(self, ranks: Ranks) -> int | None:
-        """The signal that any rank has received, known to all of them at the same step."""
-        if ranks.size == 1:
-            return self.received
-        return next(
-            (n for n, heard in zip(_STOPS, ranks.sum([float(self.received == n) for n in _STOPS])) if heard), None
-        )
-
-    def _note(self, number: int, _: Any) -> None:
-        if self.received is not None:
-            raise StoppedAtOnce(number)
-        self.received = number
+    torch._foreach_lerp_([local(p) for p in ema.parameters()], [local(p) for p in model.parameters()], 1 - decay)

@@ -1,25 +1,36 @@
-"""Several processes that train one model: each takes its part of every global batch, gradients are summed.
+"""Several processes that train one model: what they tell each other.
 
-Started by `torchrun`; without it there is one rank and nothing here costs anything.
+Started by `torchrun` or `triptych train --nproc`; without them there is one rank, and nothing here costs anything.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+
+from triptych.errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ranks:
     rank: int = 0
     size: int = 1
+    group: Any = None
+    """Of torch.distributed, over all ranks; None for the default. Threads that talk at the same time need one each."""
+
+    def apart(self) -> "Ranks":
+        """The same ranks with a group of their own."""
+        return replace(self, group=dist.new_group(backend="gloo")) if self.size > 1 else self
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes records and checkpoints."""
+        """Whether this rank writes records and publishes checkpoints."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -27,31 +38,61 @@ class Ranks:
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         return total.tolist()
 
-    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replace every gradient by its sum over ranks, in one message. A rank that had no part in it counts as 0."""
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Of each flag whether any rank has it."""
+        return [bool(total) for total in self.sum([float(flag) for flag in flags])]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in order. For small things: they are pickled."""
         if self.size == 1:
-            return
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat)
-        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters])):
-            parameter.grad = part.view_as(parameter)
+            return [value]
+        found: list[T | None] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found  # type: ignore[return-value]
+
+    def from_first(self, value: T) -> T:
+        """The first rank's value."""
+        if self.size == 1:
+            return value
+        found = [value]
+        dist.broadcast_object_list(found, src=0, group=self.group)
+        return found[0]
+
+    def on_first(self, make: Callable[[], T]) -> T:
+        """What the first rank alone finds, or the error it runs into, for all."""
+        if self.size == 1:
+            return make()
+        value: T | None = None
+        error: UserError | None = None
+        if self.is_first:
+            try:
+                value = make()
+            except UserError as found:
+                error = found
+        value, error = self.from_first((value, error))
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
 
 
-def join() -> Ranks:
-    """The ranks this process was started among."""
+def join(timeout: float = 600.0, device: torch.device | None = None) -> Ranks:
+    """The ranks this process was started among. A rank that waits longer than this for another gives up."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Ranks()
+    is_cuda = device is not None and device.type == "cuda"
+    if is_cuda:
+        torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        # gloo beside nccl: sums of records, signals and checkpoints travel between CPUs.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=timedelta(seconds=timeout))
     return Ranks(dist.get_rank(), size)
 
 

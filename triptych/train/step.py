@@ -5,12 +5,14 @@ The loss of a step is a plain sum over predicted tokens whose weights already co
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from triptych.data.loader import Step
 from triptych.data.types import Batch
@@ -25,6 +27,7 @@ from triptych.model.transformer import (
     tagged_parameters,
 )
 from triptych.train.config import RunConfig
+from triptych.train.distributed import build_sharded, clip_gradients, write_weight
 from triptych.train.ranks import Ranks
 from triptych.transfer.groups import Transfer, groups
 from triptych.vocab import Modality, Vocabulary
@@ -79,8 +82,8 @@ class StepSums:
     """[M] summed negative log-likelihood of predicted positions, by modality."""
     predicted: np.ndarray = field(default_factory=lambda: np.zeros(len(Modality), np.int64))
     """[M] how many there were."""
-    skipped: bool = False
-    """Whether the update was left out."""
+    skipped: Literal["not finite", "spike"] | None = None
+    """Why the update was left out, if it was."""
 
     def add(self, loss: Loss, targets: Targets) -> None:
         self.loss += float((targets.loss_weight_n * loss.nll_n).sum())
@@ -101,11 +104,11 @@ def micro_inputs(
 ) -> Iterator[ModelInput]:
     """This rank's inputs of a step, one micro-batch (and view) after another."""
     views: tuple[int | None, ...] = (0, 1) if config.antimask else (None,)
+    # Also those that are empty here: another rank's are not, and weights are gathered together.
     masked = [
         (batch, corrupt(batch, vocabulary, config.corrupt, step=step.index, global_batch=step.num_sequences, view=view))  # type: ignore[arg-type]
         for batch in step.micro_batches
         for view in views
-        if len(batch.sample_ids)
     ]
     num_eligible, num_predicted = ranks.sum(
         [
@@ -132,10 +135,12 @@ def train_step(
     vocabulary: Vocabulary,
     device: torch.device,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+    is_spike: Callable[[float], bool] = lambda loss: False,
 ) -> tuple[StepSums, float]:
     """Do one step; returns its sums over all ranks and the norm of the gradient.
 
-    Where one of the two is not finite there is no update: weights and optimizer stay as they were.
+    Where one of the two is not finite, or the loss is a spike, there is no update: weights and optimizer stay as they
+    were. All of it is of the sums over ranks, so all ranks decide the same.
     """
     factor = lr_factor(step.index, config)
     for group in optimizer.param_groups:
@@ -145,13 +150,13 @@ def train_step(
         loss = model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
         loss.total.backward()
         sums.add(loss, inputs.targets)
-    ranks.sum_gradients(list(model.parameters()))
     sums.share(ranks)
-    limit = config.clip or math.inf
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
-    # Both are of the sums over ranks, so all ranks decide the same.
-    sums.skipped = not (math.isfinite(sums.loss) and math.isfinite(norm))
-    if not sums.skipped:
+    norm = clip_gradients(model.parameters(), config.clip or math.inf)
+    if not (math.isfinite(sums.loss) and math.isfinite(norm)):
+        sums.skipped = "not finite"
+    elif is_spike(sums.loss):
+        sums.skipped = "spike"
+    else:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return sums, norm
@@ -167,11 +172,16 @@ def lr_factor(step: int, config: RunConfig) -> float:
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def build_model(config: RunConfig, vocabulary: Vocabulary) -> Transformer:
-    """The model of a run at its beginning, with what the rules of transfer multiply in it."""
+def build_model(
+    config: RunConfig,
+    vocabulary: Vocabulary,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    mesh: DeviceMesh | None = None,
+) -> Transformer:
+    """The model of a run at its beginning, with what the rules of transfer multiply in it; on a mesh, a rank's part."""
     transfer = config.resolved
-    model = Transformer(transfer.scaled_shape, vocabulary)
-    initialise(model, config.seed, lambda weight: transfer.of(weight).init)
+    model = build_sharded(transfer.scaled_shape, vocabulary, config.parallel, mesh, device)
+    initialise(model, config.seed, lambda weight: transfer.of(weight).init, write_weight)
     return model
 
 

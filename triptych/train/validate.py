@@ -14,6 +14,7 @@ from triptych.data.sequences import NO_OPEN_ENDS
 from triptych.data.shards import TokenDataset
 from triptych.diffusion.likelihood import Given, k_uniform
 from triptych.diffusion.objective import token_weights
+from triptych.train.ranks import Ranks
 from triptych.train.step import model_input
 from triptych.vocab import Modality, Task, Vocabulary
 
@@ -33,20 +34,31 @@ class Estimate:
 class HeldOut:
     """Validation sequences, read once, with masks that are the same at every call."""
 
-    def __init__(self, folders: Sequence[str | Path], config: LoaderConfig, sequences: int, draws: int, seed: int = 0):
-        self.draws, self.seed = draws, seed
+    def __init__(
+        self,
+        folders: Sequence[str | Path],
+        config: LoaderConfig,
+        sequences: int,
+        draws: int,
+        seed: int = 0,
+        ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+    ):
+        self.draws, self.seed, self.ranks = draws, seed, ranks
         self._steps: list[tuple[Task, Step]] = []
         self.vocabulary: Vocabulary | None = None
         for folder in folders:
             dataset = TokenDataset(folder)
             self.vocabulary = dataset.vocabulary
             whole = _closed(config, sequences)
-            with Loader([dataset], whole, one_pass=True, num_steps=1) as loader:
+            with Loader([dataset], whole, ranks.rank, ranks.size, one_pass=True, num_steps=1) as loader:
                 self._steps += [(dataset.task, step) for step in loader]
 
     @torch.no_grad()
     def estimate(self, model: nn.Module, device: torch.device) -> dict[str, Estimate]:
-        """By term: text, image and audio of whole sequences, and each side of pairs given the other."""
+        """By term: text, image and audio of whole sequences, and each side of pairs given the other.
+
+        Every rank looks at its part, and all find the same.
+        """
         was_training = model.training
         model.eval()
         found: dict[str, list[np.ndarray]] = {}
@@ -56,7 +68,11 @@ class HeldOut:
                 for name, values in self._terms(model, task, step, given, device).items():
                     found.setdefault(name, []).append(values)
         model.train(was_training)
-        return {name: _ratio(np.concatenate(values)) for name, values in sorted(found.items())}
+        gathered: dict[str, list[np.ndarray]] = {}
+        for part in self.ranks.gather(found):
+            for name, pairs in part.items():
+                gathered.setdefault(name, []).extend(pairs)
+        return {name: _ratio(np.concatenate(pairs)) for name, pairs in sorted(gathered.items())}
 
     def _terms(
         self, model: nn.Module, task: Task, step: Step, given: Given, device: torch.device

@@ -1,4 +1,4 @@
-"""From raw files to data sets: tokenize, data show, data verify, tokenizers make."""
+"""From raw files to data sets: tokenize, data show, tokenizers make."""
 
 import argparse
 
@@ -135,21 +135,6 @@ def _run_show(args: argparse.Namespace) -> None:
         print(f"wrote {len(written)} files to {args.render}")
 
 
-def _describe_verify(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Compare every shard with the SHA-256 in its manifest. Exit code 3 if one is damaged or missing."
-    )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="a data set, or a folder with several")
-
-
-def _run_verify(args: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from triptych.data.show import find_datasets, verify
-
-    verify(find_datasets(args.folders), Console())
-
-
 # -- tokenizers -------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +180,5 @@ VERBS = {
         when_stopped="stopped; run the same command again to go on.",
     ),
     "data show": Verb("look into a data set, and decode samples back to files", _describe_show, _run_show),
-    "data verify": Verb("check a data set for damage", _describe_verify, _run_verify),
     "tokenizers make": Verb("gather the paper's tokenizers in a folder", _describe_tokenizers, _run_tokenizers),
 }

@@ -25,15 +25,23 @@ examples:
 recipes: scenes, nano (the embedded world, for a CPU); paper_base, paper_3b, aspect_N (N layers of width 128 N).
 The recipes of the embedded world read data/scenes, made by `triptych scenes make data/scenes`.
 
-Several processes, each on a part of every batch: torchrun --nproc-per-node 2 -m triptych train scenes threads=1
+Several processes, one model divided among them (docs/distributed.md):
+  triptych train scenes --nproc 2
+  torchrun --nnodes 4 --nproc-per-node 8 ... -m triptych train paper_3b --device cuda data=...
 
-The run folder keeps records.jsonl, config.json and checkpoints/. Ctrl-C saves; the same command goes on."""
+The run folder keeps records.jsonl, config.json and checkpoints/. Ctrl-C saves; the same command goes on.
+exit codes: 0 done, 2 configuration, 3 data, 4 checkpoint, 75 stopped by SIGTERM or SIGUSR1 and saved, 130 by Ctrl-C."""
     parser.add_argument("recipe", metavar="RECIPE")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe that are to differ")
     parser.add_argument("--out", metavar="RUN", type=Path, help="folder of the run (default: runs/RECIPE)")
     parser.add_argument("--stop-after", metavar="STEP", type=int, help="save and stop at this step")
     parser.add_argument("--show", action="store_true", help="print the whole configuration and stop")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--nproc", metavar="N", type=int, help="train in N processes on this machine")
+    parser.add_argument(
+        "--max-restarts", metavar="N", type=int, default=3, help="with --nproc: begin again after a crash (default: 3)"
+    )
+    parser.add_argument("--force", action="store_true", help="go on although the configuration or the data changed")
 
 
 def _run_train(args: argparse.Namespace) -> None:
@@ -43,6 +51,7 @@ def _run_train(args: argparse.Namespace) -> None:
 
     from triptych.recipes import recipe
     from triptych.train.config import override, to_json
+    from triptych.train.launch import launch
     from triptych.train.loop import need_data
     from triptych.train.ranks import device_name, join, leave
 
@@ -52,20 +61,36 @@ def _run_train(args: argparse.Namespace) -> None:
     if args.show:
         print(json.dumps(to_json(config), indent=2))
         return
+    need_data(config)  # before the tokenizers, which may be missing too
+    if args.nproc is not None:
+        code = launch(_without_nproc(args), args.nproc, args.max_restarts)
+        if code:
+            raise SystemExit(code)
+        return
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    need_data(config)  # before the tokenizers, which may be missing too
-    device, ranks = device_named(device_name(args.device)), join()
+    device = device_named(device_name(args.device))
+    ranks = join(config.parallel.timeout, device)
     try:
-        _train(config, args.out or Path("runs") / config.recipe, args.stop_after, device, ranks)
+        folder = args.out or Path("runs") / config.recipe
+        _train(config, folder, args.stop_after, device, ranks, force=args.force)
     finally:
         leave()
 
 
-def _train(config: Any, folder: Path, stop_after: int | None, device: Any, ranks: Any) -> None:
+def _without_nproc(args: argparse.Namespace) -> list[str]:
+    """The same command for one rank."""
+    words = ["train", args.recipe, *args.changes, "--device", args.device]
+    for option, value in (("--out", args.out), ("--stop-after", args.stop_after)):
+        words += [option, str(value)] if value is not None else []
+    return words + (["--force"] if args.force else [])
+
+
+def _train(config: Any, folder: Path, stop_after: int | None, device: Any, ranks: Any, *, force: bool = False) -> None:
     from triptych.tokenizers.bundle import TokenizerBundle
+    from triptych.train.guard import StoppedAtOnce
     from triptych.train.log import Console, Listener
-    from triptych.train.loop import Stopped, StoppedAtOnce, start, train
+    from triptych.train.loop import Stopped, start, train
     from triptych.train.peak import matmul_peak
 
     def say(text: str) -> None:
@@ -73,7 +98,7 @@ def _train(config: Any, folder: Path, stop_after: int | None, device: Any, ranks
             print(text, file=sys.stderr)
 
     bundle = TokenizerBundle.load(config.tokenizers)
-    run = start(config, folder, bundle, device, ranks)
+    run = start(config, folder, bundle, device, ranks, force=force)
     if run.step >= config.num_steps:
         say(f"{folder} has had its {config.num_steps} steps")
         return

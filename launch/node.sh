@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# One machine, all of its GPUs:  launch/node.sh paper_base --out runs/base data=data/text,data/pictures,data/speech
+# A rank that dies takes the others with it; all begin again from the newest checkpoint, three times at most.
+set -euo pipefail
+gpus=$(nvidia-smi --list-gpus | wc -l)
+exec torchrun --standalone --nproc-per-node "$gpus" --max-restarts 3 \
+    -m triptych train "$@" --device cuda
