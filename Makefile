@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test faults lint format bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -29,6 +29,10 @@ demo: $(VENV)/.installed-data
 test: $(VENV)/.installed-all lint
 	$(BIN)/python -m pytest -n 2
 
+# Fifty kills of one run, at random; some minutes.
+faults: $(VENV)/.installed-all
+	$(BIN)/python tests/train/faults.py --kills 50
+
 lint: $(VENV)/.installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,6 +47,8 @@ bench: $(VENV)/.installed-all
 	$(BIN)/python bench/loader.py --rows
 	$(BIN)/python bench/movq.py
 	$(BIN)/python bench/head.py
+	$(BIN)/python bench/checkpoints.py
+	$(BIN)/python bench/memory.py
 
 clean:
 	rm -rf $(VENV) out runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

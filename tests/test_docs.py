@@ -38,3 +38,12 @@ def test_make_targets_named_in_the_readme_exist():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     named = set(re.findall(r"\bmake (\w+) ", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()))
     assert {"demo", "test"} <= named <= targets
+
+
+def test_every_fault_names_tests_that_exist():
+    rows = re.findall(r"^\| (\d+) \|.*\| (`.*`) \|$", (ROOT / "docs" / "faults.md").read_text(), flags=re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 29))
+    for number, tests in rows:
+        for file, name in re.findall(r"`(\w+\.py)::(\w+)`", tests):
+            (path,) = (ROOT / "tests").rglob(file)
+            assert f"def {name}(" in path.read_text(), f"{number}: {file}::{name}"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from triptych.errors import UserError
-from triptych.studies.drift_horizon import bootstrap_gamma, direct_gamma, fit_drift_horizon
+from triptych.studies.drift_horizon import bootstrap_gamma, direct_gamma, direct_interval, fit_drift_horizon
 
 # Four numbers of tokens, at each every virtual batch that leaves at least 8 steps.
 GRID = [(tokens / batch, batch) for tokens in 4.0 ** np.arange(6, 10) for batch in 2.0 ** np.arange(1, 12)]
@@ -104,6 +104,20 @@ def test_gamma_without_a_law_averages_seeds_and_bears_rounded_steps() -> None:
     found = direct_gamma(steps, batch, losses)
     assert len(found.optima) == 4
     assert found.gamma == pytest.approx(GAMMA, abs=0.05)
+
+
+def test_the_interval_of_gamma_without_a_law_holds_it() -> None:
+    steps, batch = np.tile(STEPS, 2), np.tile(BATCH, 2)
+    hits, widths = 0, []
+    for seed in range(12):
+        losses = np.concatenate([final_losses(noise=0.004, seed=2 * seed + each) for each in range(2)])
+        low, high = direct_interval(steps, batch, losses, resamples=100)
+        hits += low - 0.005 <= GAMMA <= high + 0.005  # a parabola is off by as much without any noise
+        widths.append(high - low)
+    assert hits >= 10
+    assert 0.01 < np.mean(widths) < 0.3
+    with pytest.raises(UserError, match="runs that differ in their seed alone"):
+        direct_interval(STEPS, BATCH, final_losses())
 
 
 def test_an_optimum_on_the_edge_of_the_sweep_is_flagged_and_left_out() -> None:

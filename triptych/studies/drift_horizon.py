@@ -168,6 +168,31 @@ def direct_gamma(
     return DirectGamma(float(np.polyfit(x, y, 1)[0]), tuple(optima))
 
 
+def direct_interval(
+    virtual_steps: ArrayLike, virtual_batch: ArrayLike, losses: ArrayLike, resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """The 95 % interval of `direct_gamma` under noise as large as that between seeds of the same run.
+
+    What seeds leave uncertain of each mean is drawn anew; runs of one seed have the noise of those with several.
+    """
+    s, b, loss = checked_columns(virtual_steps=virtual_steps, virtual_batch=virtual_batch, losses=losses)
+    cells = [group[alike] for group in _alike(np.log(s) + np.log(b)) for alike in _alike(np.log(b[group]))]
+    several = [cell for cell in cells if len(cell) > 1]
+    if not several:
+        raise UserError("An interval of gamma needs runs that differ in their seed alone; add --seeds 2.")
+    squares = sum(float(np.square(np.log(loss[cell]) - np.log(loss[cell]).mean()).sum()) for cell in several)
+    noise = np.sqrt(squares / sum(len(cell) - 1 for cell in several))
+    steps, batch, mean = (np.array([each[cell].mean() for cell in cells]) for each in (s, b, loss))
+    width = noise / np.sqrt([len(cell) for cell in cells])
+    rng = np.random.default_rng(seed)
+    found = [
+        direct_gamma(steps, batch, mean * np.exp(width * rng.standard_normal(len(cells)))).gamma
+        for _ in range(resamples)
+    ]
+    low, high = np.nanquantile(found, (0.025, 0.975))
+    return float(low), float(high)
+
+
 def _optimum(tokens: float, curve: Floats, neighbours: int) -> Optimum:
     """Of a curve of (log batch, loss), by batch."""
     best = int(curve[:, 1].argmin())

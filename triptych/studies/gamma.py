@@ -15,10 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from triptych.errors import UserError
 from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
 from triptych.studies.base import Records, Study, grid, numbers, pyplot, save, whole_number
 from triptych.studies.brief import train_briefly
-from triptych.studies.drift_horizon import bootstrap_gamma, direct_gamma, fit_drift_horizon
+from triptych.studies.drift_horizon import (
+    DriftHorizonFit,
+    bootstrap_gamma,
+    direct_gamma,
+    direct_interval,
+    fit_drift_horizon,
+)
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
@@ -62,16 +69,34 @@ def _columns(records: Records) -> tuple[list[float], list[float], list[float]]:
     return tuple([record[name] for record in kept] for name in ("virtual_steps", "virtual_batch", "loss"))  # type: ignore[return-value]
 
 
+def _law(columns: tuple[list[float], list[float], list[float]]) -> DriftHorizonFit | None:
+    """The law, if it describes the runs."""
+    try:
+        return fit_drift_horizon(*columns)
+    except UserError:
+        return None
+
+
 def _findings(records: Records) -> list[str]:
     columns = _columns(records)
-    fit, direct = fit_drift_horizon(*columns), direct_gamma(*columns)
-    found = [
-        f"gamma of the fitted law: {bootstrap_gamma(*columns)}",
-        f"the law: L = {fit.E:.4g} + {fit.A:.4g} S^-{fit.alpha:.3f} + {fit.B:.4g} B^-{fit.beta:.3f}, "
-        f"scatter {fit.scatter:.4f} of the loss",
-        f"gamma by the best virtual batches alone: {direct.gamma:.3f}, {direct.num_on_edge} of {len(direct.optima)} "
-        "best ones at an edge of the sweep and left out",
-    ]
+    law, direct = _law(columns), direct_gamma(*columns)
+    if law is None:
+        found = ["the law L = E + A S^-alpha + B B^-beta does not describe these runs: its fit does not converge"]
+    else:
+        found = [
+            f"gamma of the fitted law: {bootstrap_gamma(*columns)}",
+            f"the law: L = {law.E:.4g} + {law.A:.4g} S^-{law.alpha:.3f} + {law.B:.4g} B^-{law.beta:.3f}, "
+            f"scatter {law.scatter:.4f} of the loss",
+        ]
+    try:
+        low, high = direct_interval(*columns)
+        margin = f" ({low:.3f} to {high:.3f})"
+    except UserError:
+        margin = ""
+    found.append(
+        f"gamma by the best virtual batches alone: {direct.gamma:.3f}{margin}, {direct.num_on_edge} of "
+        f"{len(direct.optima)} best ones at an edge of the sweep and left out"
+    )
     for optimum in direct.optima:
         edge = ", at the edge" if optimum.is_on_edge else ""
         found.append(
@@ -85,7 +110,7 @@ def _draw(records: Records, path: Path) -> None:
     plt = pyplot()
     figure, panel = plt.subplots(figsize=(5.6, 3.8))
     columns = _columns(records)
-    fit = fit_drift_horizon(*columns)
+    law, optima = _law(columns), direct_gamma(*columns).optima
     all_tokens = sorted({record["tokens"] for record in records})
     for number, tokens in enumerate(all_tokens):
         mine: dict[float, list[float]] = {}
@@ -94,19 +119,18 @@ def _draw(records: Records, path: Path) -> None:
                 mine.setdefault(record["virtual_batch"], []).append(record["loss"])
         colour = plt.cm.viridis(0.85 * number / max(1, len(all_tokens) - 1))
         batches = np.array(sorted(mine))
-        panel.plot(batches, [np.mean(mine[b]) for b in batches], "o", ms=4, color=colour, label=f"{tokens:g} x tokens")
-        line = np.geomspace(batches[0], batches[-1], 50)
-        sequences = tokens * BASE_BATCH * BASE_STEPS
-        panel.plot(line, fit.loss(sequences / line, line), "-", color=colour, lw=1)
-    scale = [tokens * BASE_BATCH * BASE_STEPS for tokens in all_tokens]
-    best = [fit.best_batch(sequences) for sequences in scale]
-    inside = [(b, s) for b, s in zip(best, scale) if min(columns[1]) <= b <= max(columns[1])]
-    if inside:
-        panel.plot([b for b, _ in inside], [fit.loss(s / b, b) for b, s in inside], "k*--", ms=9, lw=0.8)
+        means, style = [np.mean(mine[b]) for b in batches], "o-" if law is None else "o"
+        panel.plot(batches, means, style, ms=4, lw=1, color=colour, label=f"{tokens:g} x tokens")
+        if law is not None:
+            line = np.geomspace(batches[0], batches[-1], 50)
+            panel.plot(line, law.loss(tokens * BASE_BATCH * BASE_STEPS / line, line), "-", color=colour, lw=1)
+    inside = [optimum for optimum in optima if not optimum.is_on_edge]
+    panel.plot([each.virtual_batch for each in inside], [each.loss for each in inside], "k*--", ms=9, lw=0.8)
     panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
     panel.set_xlabel("virtual batch")
     panel.set_ylabel("held-out nats per token")
-    panel.legend(title=f"gamma {bootstrap_gamma(*columns)}")
+    panel.legend(loc="upper left", bbox_to_anchor=(1, 1))
     save(figure, path)
 
 

@@ -27,13 +27,14 @@ from triptych.vocab import Vocabulary
 
 def build_mesh(config: ParallelConfig, size: int, device_type: str) -> DeviceMesh | None:
     """The ranks as copies x shards; None where one rank computes in float32 and nothing is to be done."""
-    if size == 1 and config.precision == "float32":
-        return None
-    if size == 1 and not dist.is_initialized():  # mixed precision is FSDP2's, also alone
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     shard = size if config.shard is None else config.shard
     if size % shard:
         raise UserError(f"parallel.shard={shard} must divide the number of ranks, {size}.")
+    if size == 1 and config.precision == "float32":
+        return None
+    if size == 1 and not dist.is_initialized():  # mixed precision is FSDP2's, also alone
+        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if shard == size:
         return init_device_mesh(device_type, (size,), mesh_dim_names=("shards",))
     return init_device_mesh(device_type, (size // shard, shard), mesh_dim_names=("copies", "shards"))
