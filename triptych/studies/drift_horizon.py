@@ -169,7 +169,12 @@ def direct_gamma(
 
 
 def direct_interval(
-    virtual_steps: ArrayLike, virtual_batch: ArrayLike, losses: ArrayLike, resamples: int = 1000, seed: int = 0
+    virtual_steps: ArrayLike,
+    virtual_batch: ArrayLike,
+    losses: ArrayLike,
+    neighbours: int = 2,
+    resamples: int = 1000,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """The 95 % interval of `direct_gamma` under noise as large as that between seeds of the same run.
 
@@ -186,7 +191,7 @@ def direct_interval(
     width = noise / np.sqrt([len(cell) for cell in cells])
     rng = np.random.default_rng(seed)
     found = [
-        direct_gamma(steps, batch, mean * np.exp(width * rng.standard_normal(len(cells)))).gamma
+        direct_gamma(steps, batch, mean * np.exp(width * rng.standard_normal(len(cells))), neighbours).gamma
         for _ in range(resamples)
     ]
     low, high = np.nanquantile(found, (0.025, 0.975))

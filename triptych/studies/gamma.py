@@ -77,9 +77,18 @@ def _law(columns: tuple[list[float], list[float], list[float]]) -> DriftHorizonF
         return None
 
 
+def _direct(columns: tuple[list[float], list[float], list[float]], neighbours: int) -> str:
+    value = f"{direct_gamma(*columns, neighbours=neighbours).gamma:.3f}"
+    try:
+        low, high = direct_interval(*columns, neighbours=neighbours)
+    except UserError:  # one seed
+        return value
+    return f"{value} ({low:.3f} to {high:.3f})"
+
+
 def _findings(records: Records) -> list[str]:
     columns = _columns(records)
-    law, direct = _law(columns), direct_gamma(*columns)
+    law, direct = _law(columns), direct_gamma(*columns, neighbours=1)
     if law is None:
         found = ["the law L = E + A S^-alpha + B B^-beta does not describe these runs: its fit does not converge"]
     else:
@@ -88,14 +97,10 @@ def _findings(records: Records) -> list[str]:
             f"the law: L = {law.E:.4g} + {law.A:.4g} S^-{law.alpha:.3f} + {law.B:.4g} B^-{law.beta:.3f}, "
             f"scatter {law.scatter:.4f} of the loss",
         ]
-    try:
-        low, high = direct_interval(*columns)
-        margin = f" ({low:.3f} to {high:.3f})"
-    except UserError:
-        margin = ""
     found.append(
-        f"gamma by the best virtual batches alone: {direct.gamma:.3f}{margin}, {direct.num_on_edge} of "
-        f"{len(direct.optima)} best ones at an edge of the sweep and left out"
+        f"gamma by the best virtual batches alone: {_direct(columns, 1)}, {direct.num_on_edge} of {len(direct.optima)} "
+        f"best ones at an edge of the sweep and left out; with parabolas through five points, not three, "
+        f"{_direct(columns, 2)}"
     )
     for optimum in direct.optima:
         edge = ", at the edge" if optimum.is_on_edge else ""
@@ -110,7 +115,7 @@ def _draw(records: Records, path: Path) -> None:
     plt = pyplot()
     figure, panel = plt.subplots(figsize=(5.6, 3.8))
     columns = _columns(records)
-    law, optima = _law(columns), direct_gamma(*columns).optima
+    law, optima = _law(columns), direct_gamma(*columns, neighbours=1).optima
     all_tokens = sorted({record["tokens"] for record in records})
     for number, tokens in enumerate(all_tokens):
         mine: dict[float, list[float]] = {}
@@ -128,6 +133,10 @@ def _draw(records: Records, path: Path) -> None:
     panel.plot([each.virtual_batch for each in inside], [each.loss for each in inside], "k*--", ms=9, lw=0.8)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
+    for axis, ticks in ((panel.xaxis, sorted(set(columns[1]))), (panel.yaxis, (1, 1.5, 2, 3, 4, 5))):
+        axis.set_major_locator(plt.FixedLocator(ticks))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(plt.NullLocator())
     panel.set_xlabel("virtual batch")
     panel.set_ylabel("held-out nats per token")
     panel.legend(loc="upper left", bbox_to_anchor=(1, 1))
