@@ -385,9 +385,13 @@ def _seed(*parts: int) -> int:
 
 
 def digest(table: Table) -> str:
-    """The table's name in records and files."""
-    roles = {name: asdict(table.roles[name]) for name in sorted(table.roles)}
-    content = json.dumps([roles, [asdict(each) for each in table.depth], table.decays_all])
+    """The table's name in records and files. Machines differ in the last digits of an exponential: they do not count."""
+
+    def rounded(multipliers: Multipliers) -> dict[str, str]:
+        return {name: f"{value:.9g}" for name, value in asdict(multipliers).items()}
+
+    roles = {name: rounded(table.roles[name]) for name in sorted(table.roles)}
+    content = json.dumps([roles, [rounded(each) for each in table.depth], table.decays_all])
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
