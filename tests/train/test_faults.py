@@ -297,8 +297,7 @@ def test_a_series_of_spikes_goes_back_and_steps_over_the_data(world: Path, tmp_p
     config = tiny_run(world, num_steps=24, guard=GUARD, save_every=5, keep=9)
     with high_losses(range(12, 16)):
         run_it(config, tmp_path / "one")
-        run_it(config, tmp_path / "two", stop_after=14)
-        shutil.rmtree(tmp_path / "two" / "checkpoints" / "step-00000014")
+        run_it(config, tmp_path / "two", stop_after=14)  # in the middle of them
         run_it(config, tmp_path / "two")
     (event,) = events(tmp_path / "one", "rolled back")
     assert (event["step"], event["weights_of"]) == (16, 10)

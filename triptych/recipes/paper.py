@@ -1,8 +1,9 @@
 """Recipes of the paper: its base model, its 3B model, and the family of fixed aspect between and beyond them."""
 
 from triptych.data.loader import LoaderConfig
+from triptych.data.pack import Packed
 from triptych.model.transformer import ModelConfig
-from triptych.train.config import OptimizerConfig, RunConfig
+from triptych.train.config import OptimizerConfig, ParallelConfig, RunConfig
 from triptych.transfer.groups import TransferConfig
 
 HEAD_WIDTH = 128
@@ -53,9 +54,10 @@ def _run(
     return RunConfig(
         recipe=name,
         model=ModelConfig(num_layers=num_layers, width=width, num_heads=width // HEAD_WIDTH, d_ff=d_ff),
-        loader=LoaderConfig(seq_len=SEQ_LEN, global_batch=batch),
+        loader=LoaderConfig(seq_len=SEQ_LEN, global_batch=batch, layout=Packed(micro_batch_rows=1)),
         optimizer=OptimizerConfig(lr=9e-4, warmup_steps=warmup),
         transfer=transfer,
+        parallel=ParallelConfig(precision="bfloat16", compile=True),  # for GPUs; the paper does not say what it used
         num_steps=round(tokens / (batch * SEQ_LEN)),
         tokenizers="paper",
         save_every=1000,

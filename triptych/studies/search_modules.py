@@ -385,7 +385,7 @@ def _seed(*parts: int) -> int:
 
 
 def digest(table: Table) -> str:
-    """The table's name in records and files. Machines differ in the last digits of an exponential: they do not count."""
+    """The table's name in records and files. Machines differ in an exponential's last digits: they do not count."""
 
     def rounded(multipliers: Multipliers) -> dict[str, str]:
         return {name: f"{value:.9g}" for name, value in asdict(multipliers).items()}

@@ -232,7 +232,7 @@ class _Trainer:
         guarded = (run.restored or {}).get("guard", {})
         self.spikes = Spikes(run.config.guard, guarded.get("spikes"))
         self.rollbacks = guarded.get("rollbacks", 0)
-        self.left_out: list[dict[str, Any]] = []  # of the steps in a row that were, up to now
+        self.left_out: list[dict[str, Any]] = guarded.get("left_out", [])  # the last steps in a row that were
         self.save_at = _next_multiple(run.step, run.config.save_every)
         self.began = time.monotonic()
 
@@ -307,7 +307,11 @@ class _Trainer:
             "shape": to_json(run.model.config),
             "vocabulary": self.bundle.vocabulary.fingerprint,
             "tokenizers": self.bundle.fingerprints,
-            "guard": {"spikes": self.spikes.state, "rollbacks": self.rollbacks},
+            "guard": {
+                "spikes": self.spikes.state,
+                "rollbacks": self.rollbacks,
+                "left_out": _readable(self.left_out),
+            },
         }
         for outcome in self.saver.begin(run.step, run.tensors, state):
             self._report(outcome)
@@ -361,22 +365,31 @@ class _Trainer:
         )
 
     def _roll_back(self) -> bool:
-        """Take the weights of the newest checkpoint and go on with the next data: what lies between is stepped over."""
+        """Take the weights of a checkpoint and go on with the next data: what lies between is stepped over."""
         run = self.run
         if self.saver.is_busy:
             self._report(self.saver.finish())
-        newest, notes = run.ranks.on_first(lambda: ckpt.newest_valid(run.checkpoints))
-        if newest is None:
+        path = run.ranks.on_first(lambda: _before_the_series(run.checkpoints))
+        if path is None:
             return False
-        for note in notes:
-            self.records("note", step=run.step, text=note)
-        state = run.ranks.on_first(lambda: ckpt.read_state(newest))
-        ckpt.load_into(newest, run.tensors, run.ranks)
+        state = run.ranks.on_first(lambda: ckpt.read_state(path))
+        ckpt.load_into(path, run.tensors, run.ranks)
         self.spikes = Spikes(run.config.guard, state["guard"]["spikes"])
         self.rollbacks += 1
         self.left_out = []
         self.records("rolled back", step=run.step, weights_of=state["step"])
         return True
+
+
+def _before_the_series(folder: Path) -> Path | None:
+    """The newest whole checkpoint that was not saved, by a stop, in the middle of steps that were left out."""
+    for path in reversed(ckpt.list_checkpoints(folder)):
+        try:
+            if not ckpt.verify(path)["guard"]["left_out"]:
+                return path
+        except CheckpointError:
+            continue  # set aside when a run begins
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

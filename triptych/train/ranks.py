@@ -17,6 +17,19 @@ from triptych.errors import UserError
 T = TypeVar("T")
 
 
+class RankLost(UserError):
+    """Another rank has ended or does not answer; whatever is wrong with it, it says itself."""
+
+    exit_code = 1
+
+
+def is_of_another_rank(error: BaseException) -> bool:
+    """Whether an error is that a message did not get through."""
+    text = str(error)
+    signs = ("Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL", "gloo", "Broken pipe")
+    return isinstance(error, dist.DistError) or any(sign in text for sign in signs)
+
+
 @dataclass(frozen=True)
 class Ranks:
     rank: int = 0

@@ -7,7 +7,7 @@ out; messages to the others go nowhere.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -41,11 +41,12 @@ def rehearse(config: RunConfig, vocabulary: Vocabulary, ranks: int) -> Rehearsal
     if dist.is_initialized():
         raise UserError("a rehearsal needs a process of its own: there are real ranks in this one.")
     began, device = time.monotonic(), torch.device("cpu")
+    parallel = replace(config.parallel, compile=False)  # there is nothing to be fast at
     rows, length = _micro_batch(config, ranks)
     with _pretended(ranks):
-        mesh = build_mesh(config.parallel, ranks, device.type)
+        mesh = build_mesh(parallel, ranks, device.type)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            model = build_sharded(config.resolved.scaled_shape, vocabulary, config.parallel, mesh, device)
+            model = build_sharded(config.resolved.scaled_shape, vocabulary, parallel, mesh, device)
             optimizer = build_optimizer(model, config.resolved)
             tokens = torch.zeros(rows, length, dtype=torch.int64)
             model(tokens, tokens, None, _targets(rows * length // 2)).total.backward()

@@ -53,7 +53,7 @@ def _run_train(args: argparse.Namespace) -> None:
     from triptych.train.config import override, to_json
     from triptych.train.launch import launch
     from triptych.train.loop import need_data
-    from triptych.train.ranks import device_name, join, leave
+    from triptych.train.ranks import RankLost, device_name, is_of_another_rank, join, leave
 
     if args.stop_after is not None and args.stop_after < 1:
         raise UserError(f"--stop-after must be at least 1, got {args.stop_after}.")
@@ -74,6 +74,11 @@ def _run_train(args: argparse.Namespace) -> None:
     try:
         folder = args.out or Path("runs") / config.recipe
         _train(config, folder, args.stop_after, device, ranks, force=args.force)
+    except RuntimeError as error:
+        if ranks.size == 1 or not is_of_another_rank(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise RankLost(f"rank {ranks.rank} ends, for another one is gone or silent ({reason}).") from error
     finally:
         leave()
 

@@ -1,6 +1,7 @@
 """The verb that shows what a recipe comes to before it is run."""
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from triptych.verbs.base import Verb
@@ -9,18 +10,48 @@ from triptych.verbs.base import Verb
 def _describe_plan(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Show what a recipe comes to: the size of the model, how far it is from where its hyperparameters were tuned, and every
-weight's own initial size, learning rate, betas, epsilon and weight decay, with the rules that made them.
+weight's own initial size, learning rate, betas, epsilon and weight decay, with the rules that made them. With --gpus
+also tokens, FLOPs, memory per rank, checkpoints, hours and cost on such GPUs, and warnings (docs/planning.md).
 
 examples:
   triptych plan scenes
   triptych plan paper_3b
   triptych plan scenes model.width=384 loader.global_batch=160 --json
+  triptych plan paper_3b parallel.precision=bfloat16 --gpus 256 --gpu h100 --price-per-hour 2.5
+  triptych plan paper_3b --gpus 128 --rehearse            build, shard and step it on ranks that do not exist
+  triptych plan scenes --gpus 1 --gpu cpu
 
 m_N and m_L are width and depth over those of the base, kappa the size of a step in the noise's own time:
 kappa = (base tokens / tokens)^gamma (batch / base batch)."""
     parser.add_argument("recipe", metavar="RECIPE")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe that are to differ")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many, one rank each")
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="h100 (default), h200, a100, b200, l40s, rtx4090; cpu for this machine"
+    )
+    parser.add_argument("--mfu", type=float, metavar="SHARE", help="of the peak that is reached (default 0.4)")
+    parser.add_argument("--price-per-hour", type=float, metavar="DOLLARS", help="of one GPU")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="also do one step of one rank, on tensors without numbers"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def _check(args: argparse.Namespace) -> None:
+    from triptych.errors import UserError
+
+    if args.gpus is None:
+        for name in ("gpu", "mfu", "price_per_hour", "rehearse"):
+            if getattr(args, name) not in (None, False):
+                raise UserError(f"--{name.replace('_', '-')} needs --gpus N: how many ranks there are.")
+    elif args.gpus < 1:
+        raise UserError(f"--gpus must be at least 1, got {args.gpus}.")
+    if args.mfu is not None and not 0 < args.mfu <= 1:
+        raise UserError(f"--mfu is a share of the peak, above 0 and at most 1, got {args.mfu:g}.")
+    if args.price_per_hour is not None and not 0 <= args.price_per_hour < float("inf"):
+        raise UserError(
+            f"--price-per-hour must be a number of dollars that is not negative, got {args.price_per_hour:g}."
+        )
 
 
 def _run_plan(args: argparse.Namespace) -> None:
@@ -36,6 +67,7 @@ def _run_plan(args: argparse.Namespace) -> None:
     from triptych.transfer.explain import explain
     from triptych.vocab import paper_vocabulary
 
+    _check(args)
     config = override(recipe(args.recipe), args.changes)
     # The paper's tokenizers need files of their own; how many ids they have is known without.
     is_paper = config.tokenizers == "paper"
@@ -62,10 +94,31 @@ def _run_plan(args: argparse.Namespace) -> None:
         "warmup_steps": config.warmup_steps,
         "clip": config.clip,
     }
+    found = None
+    if args.gpus is not None:
+        from triptych.plan import estimate, machine_named
+
+        machine = machine_named(args.gpu or "h100", args.gpus)
+        found = estimate(config, vocabulary, machine, args.gpus, mfu=args.mfu or 0.4, price=args.price_per_hour)
+    rehearsal = None
+    if args.rehearse:
+        from triptych.train.rehearse import rehearse
+
+        rehearsal = rehearse(config, vocabulary, args.gpus)
     if args.json:
-        print(json.dumps({**facts, "groups": [line.as_json for line in lines]}, indent=2))
-    else:
-        _print(facts, lines)
+        on_machine = {} if found is None else {"estimate": found.as_json}
+        on_machine |= {} if rehearsal is None else {"rehearsal": asdict(rehearsal)}
+        print(json.dumps({**facts, **on_machine, "groups": [line.as_json for line in lines]}, indent=2))
+        return
+    _print(facts, lines)
+    if found is not None:
+        _print_estimate(found)
+    if rehearsal is not None:
+        print(
+            f"\nrehearsed in {rehearsal.seconds:.0f} s: one step of rank 0 of {rehearsal.ranks} ({rehearsal.mesh}, "
+            f"copies x shards) on {rehearsal.rows} rows of {rehearsal.row_length:,}; it keeps {rehearsal.weights:,} "
+            f"weights and {rehearsal.optimizer:,} numbers of the optimizer"
+        )
 
 
 def _print(facts: dict[str, Any], lines: list[Any]) -> None:
@@ -100,6 +153,96 @@ def _print(facts: dict[str, Any], lines: list[Any]) -> None:
     for made, roles in made_by.items():
         if made:
             print(f"  {', '.join(roles)}:\n      {made}")
+
+
+_ORIGINS = {
+    "measured": "measured on the data",
+    "paper": "estimated from the paper's totals",
+    "unknown": "unknown without the data: every sequence counts as the longest",
+}
+_ITEMS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "moments of AdamW",
+    "ema": "running mean",
+    "gathered": "gathered weights",
+    "activations": "activations",
+    "head": "loss head",
+}
+
+
+def _print_estimate(found: Any) -> None:
+    from triptych.plan import optimal_tokens, warnings
+
+    config, machine, dealt, memory = found.config, found.machine, found.dealt, found.memory
+    kind, unit, host = ("GPU", "bfloat16", "host") if machine.is_gpu else ("rank", "float32", "rank")
+    size, speed = f"{machine.memory / 1e9:,.0f} GB", f"{machine.peak / 1e12:,.3g} TFLOP/s in {unit}"
+    print(f"\n{config.recipe} on {found.ranks:,} x {machine.name}, each {size} and {speed}")
+
+    def tell(name: str, *parts: str) -> None:
+        print(f"  {name:18} {'; '.join(parts)}")
+
+    best = optimal_tokens(found.count.blocks)
+    saved, spent = found.checkpoint_bytes, found.hours * found.ranks
+    cost = "" if found.cost is None else f", ${found.cost:,.0f} at ${found.price:g}"
+    tell(
+        "tokens",
+        f"{_short(found.tokens)} in {_short(found.positions)} positions and {config.num_steps:,} steps",
+        f"{1 - found.tokens / found.positions:.1%} is padding, {_ORIGINS[found.batches.origin]}",
+    )
+    tell(
+        "compute-optimal",
+        f"{_short(best)} tokens by the paper's law",
+        f"the run has {found.tokens / best:.3g} x as many",
+    )
+    tell(
+        "a step",
+        f"{dealt.sequences:,} sequences in {dealt.rows:,.0f} rows",
+        f"micro-batches per rank: {dealt.micro_batches:,} of {dealt.micro_batch_rows:,} x {dealt.row_length:,}",
+        f"a token sees {dealt.context:,.0f}",
+    )
+    tell("FLOPs, whole head", f"{found.flops_per_token / 1e9:.3g}G per token, {found.flops:.3g} in all")
+    tell(
+        "FLOPs, predicted",
+        f"{found.flops_per_token_predicted / 1e9:.3g}G per token, {found.flops_predicted:.3g} in all",
+        f"logits of {found.batches.predicted:.0%} of the tokens",
+    )
+    tell("memory per rank", f"{_bytes(memory.total)} of {size}", f"fullest moment: {memory.moment}")
+    for name, part in memory.items.items():
+        if part or name not in ("ema", "gathered"):
+            print(f"    {_ITEMS[name]:16} {_bytes(part):>9}")
+    tell(
+        "checkpoint",
+        f"{_bytes(saved)}, {_bytes(saved / found.ranks)} from each rank",
+        f"{config.keep} are kept",
+        f"while it is written, a copy of {_bytes(saved / memory.load.shards)} per rank in the {host}'s memory",
+    )
+    tell(
+        "time",
+        f"{found.hours:,.1f} hours at {found.mfu:.0%} of the peak",
+        f"{spent:,.{0 if spent >= 100 else 1}f} {kind}-hours{cost}",
+    )
+    tell("", f"without padding, as `triptych train` counts, at {found.mfu_of_tokens:.1%} of the peak")
+    lines = warnings(found)
+    if lines:
+        print("\nwarnings:")
+    for line in lines:
+        print(f"  - {line}")
+
+
+def _short(number: float) -> str:
+    """Three digits and a letter."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def _bytes(number: float) -> str:
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if number >= size:
+            return f"{number / size:,.3g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
+    return f"{number / 1e3:,.3g} kB"
 
 
 VERBS = {"plan": Verb("what a recipe comes to: sizes and every weight's hyperparameters", _describe_plan, _run_plan)}

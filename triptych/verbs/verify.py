@@ -67,8 +67,7 @@ def _verify_checkpoints(folder: Path) -> None:
         print(f"{path}: {'damaged' if bad and bad[-1].startswith(str(path)) else 'intact'}", flush=True)
     if bad:
         raise CheckpointError(
-            "\n  ".join(["damaged checkpoints:", *bad])
-            + "\nTraining sets them aside and uses the one before."
+            "\n  ".join(["damaged checkpoints:", *bad]) + "\nTraining sets them aside and uses the one before."
         )
 
 
