@@ -3,5 +3,4 @@
 # A rank that dies takes the others with it; all begin again from the newest checkpoint, three times at most.
 set -euo pipefail
 gpus=$(nvidia-smi --list-gpus | wc -l)
-exec torchrun --standalone --nproc-per-node "$gpus" --max-restarts 3 \
-    -m triptych train "$@" --device cuda
+exec triptych train "$@" --device cuda --nproc "$gpus"

@@ -17,10 +17,7 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110   # seconds that ranks have to save
 
 preempted=0
 trap 'preempted=1; kill -USR1 "$step" 2>/dev/null' USR1 TERM
-srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --max-restarts 3 \
-    --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head:29500" \
-    --signals-to-handle SIGTERM,SIGINT,SIGUSR1 \
-    -m triptych train "$@" --device cuda parallel.shard=8 &
+srun triptych train parallel.shard=8 "$@" --device cuda --nproc 8 --nnodes "$SLURM_NNODES" --meet "$head:29500" &
 step=$!
 code=0
 while kill -0 "$step" 2>/dev/null; do   # a signal ends `wait`, not the step

@@ -90,7 +90,7 @@ def parse(words: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
 
 
 class _Terminated(BaseException):
-    """SIGTERM, as an exception: like Ctrl-C it must pass through everything that catches errors."""
+    """SIGTERM or SIGUSR1, as an exception: like Ctrl-C it must pass through everything that catches errors."""
 
 
 def _raise_terminated(*_: Any) -> NoReturn:
@@ -99,7 +99,7 @@ def _raise_terminated(*_: Any) -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    before = {number: signal.signal(number, _raise_terminated) for number in (signal.SIGTERM, signal.SIGUSR1)}
     verb = None
     try:
         if not words or words in (["-h"], ["--help"], ["help"]):
@@ -133,4 +133,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"triptych: {verb.when_stopped if verb else 'stopped.'}", file=sys.stderr)
         return _PREEMPTED if isinstance(stop, _Terminated) else _INTERRUPTED
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -217,6 +217,56 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(world: Pat
     assert "set aside as bad-step-00000004" in notes[1]
 
 
+def test_checkpoints_of_another_version_stay_where_they_are(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world, validation_data=())
+    run_it(config, tmp_path, stop_after=2)
+    (path,) = ckpt.list_checkpoints(tmp_path / "checkpoints")
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "version": 3}))
+    with pytest.raises(CheckpointError, match="is a checkpoint of version 3, and this software reads version 2"):
+        run_it(config, tmp_path)
+    assert path.exists()
+
+
+def test_a_file_that_cannot_be_read_now_is_no_damage(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, sha256 = tiny_run(world, validation_data=()), ckpt.sha256
+    run_it(config, tmp_path, stop_after=2)
+    (path,) = ckpt.list_checkpoints(tmp_path / "checkpoints")
+    failures = iter([True, True])
+
+    def moody(file: Path) -> str:
+        if next(failures, False):
+            raise OSError(5, "Input/output error")
+        return sha256(file)
+
+    monkeypatch.setattr(ckpt.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(ckpt, "sha256", moody)
+    ckpt.verify(path)
+    failures = iter([True] * 100)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(Input/output error\)"):
+        run_it(config, tmp_path)
+    assert path.exists()
+
+
+def test_checkpoints_that_are_gone_are_missed(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world, validation_data=())
+    run_it(config, tmp_path, stop_after=2)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = (tmp_path / "records.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="has saved step 2, but its checkpoints are gone"):
+        run_it(config, tmp_path)
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
+def test_a_folder_that_the_first_rank_does_not_share_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / ".partial-step-00000001").mkdir()
+    with pytest.raises(OSError, match="all nodes must share the folder of the run"):
+        ckpt.publish(tmp_path, tmp_path / ".partial-step-00000001", {"step": 1}, {"shard-00002-x": "0"}, 1)
+    assert ckpt.list_checkpoints(tmp_path) == []
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_run_never_begins_anew_in_silence(again: bool, world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, save_every=2)

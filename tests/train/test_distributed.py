@@ -15,6 +15,7 @@ from triptych.train.config import ParallelConfig
 from triptych.train.distributed import apply, build_mesh, whole_model
 from triptych.train.ranks import Ranks, leave
 from triptych.train.step import build_model, micro_inputs
+from triptych.vocab import Modality
 
 
 def losses(folder: Path) -> list[float]:
@@ -45,11 +46,16 @@ def test_however_it_is_divided_it_learns_the_same(
 ) -> None:
     # Three micro-batches a step, some of them empty on some ranks.
     layout = Grouped(max_tokens=40, overhead=1) if size == 4 else Padded(micro_batch_rows=2)
-    config = replace(tiny_run(world, layout=layout), num_steps=8, validation_data=())
+    config = replace(tiny_run(world, layout=layout), num_steps=8)
     run_it(config, tmp_path / "one")
     processes = start_ranks(size, replace(config, parallel=parallel), tmp_path / "many")
     assert [ended(process) for process in processes] == [0] * size
     assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), abs=2e-5)
+    one, many = (events(tmp_path / name, "validation") for name in ("one", "many"))
+    assert [event["step"] for event in one] == [event["step"] for event in many] == [4, 8]
+    for alone, shared in zip(one, many):
+        for name, estimate in alone["nelbo"].items():
+            assert shared["nelbo"][name] == pytest.approx(estimate, abs=1e-4), name
 
 
 def gradients(world: Path, parallel: ParallelConfig) -> dict[str, torch.Tensor]:
@@ -88,7 +94,13 @@ def test_half_precision_learns_nearly_the_same_from_float32_weights(world: Path,
     config = replace(tiny_run(world), num_steps=12)
     run_it(config, tmp_path / "float32")
     try:
-        run = run_it(replace(config, parallel=ParallelConfig(precision="bfloat16")), tmp_path / "bfloat16")
+        shown = []
+        run = run_it(
+            replace(config, parallel=ParallelConfig(precision="bfloat16")),
+            tmp_path / "bfloat16",
+            on_validation=lambda run, model: shown.append(model.logits(torch.zeros(2, 16), Modality.TEXT).shape),
+        )
+        assert shown[0] == (2, TINY.text + 2)
         assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
         plain = whole_model(run.best)
     finally:

@@ -37,8 +37,9 @@ from triptych.data import shards
 from triptych.errors import CheckpointError, DataError, UserError
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
-from triptych.train import loop
+from triptych.train import launch, loop
 from triptych.train.config import GuardConfig, ParallelConfig, RunConfig
+from triptych.train.log import Console
 from triptych.vocab import Task
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
@@ -90,7 +91,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(
     config, folder = whole
     killed = start(train_alone, config, tmp_path / "run", partial(kill_at_call, module, name, number))
     assert ended(killed) == -signal.SIGKILL
-    assert any(tmp_path.glob("run/checkpoints/.partial-*")) or name == "replace"
+    assert any(tmp_path.glob("run/checkpoints/.partial-*"))
     for path in ckpt.list_checkpoints(tmp_path / "run" / "checkpoints"):
         ckpt.verify(path)
     assert ended(start(train_alone, config, tmp_path / "run")) == 0
@@ -101,7 +102,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(
 # -- 4, 5: asked to stop ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_saves_and_says_preempted(number: int, whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
     config, folder = whole
     config = replace(config, save_every=1000)
@@ -294,11 +295,11 @@ def test_a_spike_is_left_out(world: Path, tmp_path: Path) -> None:
 
 
 def test_a_series_of_spikes_goes_back_and_steps_over_the_data(world: Path, tmp_path: Path) -> None:
-    config = tiny_run(world, num_steps=24, guard=GUARD, save_every=5, keep=9)
+    config = tiny_run(world, num_steps=24, guard=GUARD, save_every=5, keep=1)
     with high_losses(range(12, 16)):
         run_it(config, tmp_path / "one")
-        run_it(config, tmp_path / "two", stop_after=14)  # in the middle of them
-        run_it(config, tmp_path / "two")
+        for stop in (11, 14, None):  # before them, and in their middle
+            run_it(config, tmp_path / "two", stop_after=stop)
     (event,) = events(tmp_path / "one", "rolled back")
     assert (event["step"], event["weights_of"]) == (16, 10)
     steps = events(tmp_path / "one", "step")
@@ -383,6 +384,55 @@ def hang_in(stderr: Path, config: RunConfig, folder: Path, rank: int) -> None:
     train_rank(rank, 2, port_of(folder), config, folder, None)
 
 
+def test_an_error_on_one_rank_while_a_save_is_under_way_ends_all(world: Path, tmp_path: Path) -> None:
+    config = long_run(world, 50, parallel=ParallelConfig(timeout=20.0))
+    processes = [start(fail_in, config, tmp_path / "run", rank) for rank in range(2)]
+    try:
+        assert all(ended(process, 60) != 0 for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+    for path in ckpt.list_checkpoints(tmp_path / "run" / "checkpoints"):
+        ckpt.verify(path)
+
+
+def fail_in(config: RunConfig, folder: Path, rank: int) -> None:
+    """A rank that saves slowly; the second one has an error of its own meanwhile."""
+    from faults import train_rank
+
+    write_slowly(1.0)
+    step_as_it_is = loop.train_step
+
+    def step_or_fail(model: Any, optimizer: Any, step: Any, *rest: Any) -> Any:
+        if step.index == 3 and rank == 1:
+            raise DataError("a shard is damaged")
+        return step_as_it_is(model, optimizer, step, *rest)
+
+    loop.train_step = step_or_fail
+    train_rank(rank, 2, port_of(folder), config, folder, None)
+
+
+@pytest.mark.parametrize(
+    ("codes", "restarts", "expected", "times"),
+    [([1, 1, 0], 3, 0, 3), ([2], 3, 2, 1), ([3], 3, 3, 1), ([4], 3, 4, 1), ([75], 3, 75, 1), ([1, 1], 1, 1, 2)],
+)
+def test_what_will_not_mend_itself_is_not_tried_again(
+    codes: list[int], restarts: int, expected: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(codes)
+    asked: list[Any] = []
+
+    def once(*given: Any) -> int:
+        asked.append(given)
+        return next(left)
+
+    monkeypatch.setattr(launch, "_launch_once", once)
+    assert launch.launch(["train", "nano"], 2, restarts) == expected
+    assert len(asked) == times
+    with pytest.raises(UserError, match="--nnodes needs --meet HOST:PORT"):
+        launch.launch(["train"], 2, nodes=2)
+
+
 def port_of(folder: Path) -> int:
     """A port that both ranks of a folder find."""
     return 20_000 + sum(str(folder).encode()) * 7919 % 20_000
@@ -454,6 +504,27 @@ def test_a_tracker_that_fails_does_not_touch_the_training(
     assert_same_bits(tensors_of(with_tracker), tensors_of(run_it(tiny_run(world), tmp_path / "two")))
     assert heard == ["run"]
     assert "Tracker no longer hears of this run: it failed with ConnectionError" in capsys.readouterr().err
+
+
+def test_samples_that_cannot_be_shown_do_not_touch_the_training(world: Path, tmp_path: Path) -> None:
+    def fails(*_: Any) -> None:
+        raise ConnectionError("the tracker is down")
+
+    one = run_it(tiny_run(world), tmp_path / "one", on_validation=fails)
+    assert_same_bits(tensors_of(one), tensors_of(run_it(tiny_run(world), tmp_path / "two")))
+    (note,) = events(tmp_path / "one", "note")
+    assert "samples are no longer shown" in note["text"]
+
+
+def test_a_terminal_that_cannot_be_written_does_not_touch_the_training(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w", buffering=1) as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", full)
+        one = run_it(tiny_run(world), tmp_path / "one", listeners=[Console()])
+        with contextlib.suppress(OSError):
+            full.close()
+    assert_same_bits(tensors_of(one), tensors_of(run_it(tiny_run(world), tmp_path / "two")))
 
 
 def test_a_clock_that_jumps_changes_nothing(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

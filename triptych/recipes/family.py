@@ -21,7 +21,7 @@ from triptych.transfer.rules import RuleName
 BASE_WIDTH, BASE_LAYERS, BASE_BATCH, BASE_STEPS = 64, 2, 16, 400
 HEAD_WIDTH = 16
 _DECIDED = (
-    "num_steps", "seed", "loader.seed", "corrupt.seed",
+    "num_steps", "seed", "loader.seed", "corrupt.seed", "parallel",
     "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
     "transfer.rule", "transfer.base_width", "transfer.base_layers", "transfer.base_batch", "transfer.base_steps",
 )  # fmt: skip

@@ -32,6 +32,7 @@ from triptych.train.ranks import Ranks
 _PARTIAL, _BAD = ".partial-", "bad-"
 _VERSION = 2
 _STATE, _MANIFEST = "state.json", "manifest.json"
+_PATIENCE = (0.1, 0.5, 2.0)  # seconds before a file that cannot be read is tried again
 # One process without a process group is what most of our users have, and no reason to warn.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
@@ -181,6 +182,9 @@ def _reason(error: BaseException) -> str:
 
 def publish(folder: Path, partial: Path, state: dict[str, Any], hashes: dict[str, str], keep: int) -> Path:
     """Give a written checkpoint its name, then delete all but the newest `keep`."""
+    unseen = [name for name in hashes if not (partial / name).is_file()]
+    if unseen:
+        raise OSError(f"{unseen[0]} cannot be seen by the first rank: all nodes must share the folder of the run")
     (partial / _STATE).write_text(json.dumps(state, indent=2) + "\n")
     hashes = {**hashes, _STATE: sha256(partial / _STATE)}
     manifest = {"format": "triptych-checkpoint", "version": _VERSION, "sha256": hashes}
@@ -193,9 +197,26 @@ def publish(folder: Path, partial: Path, state: dict[str, Any], hashes: dict[str
     os.replace(partial, final)
     _sync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+    for old in _superfluous(list_checkpoints(folder), keep):
+        shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def _superfluous(found: list[Path], keep: int) -> list[Path]:
+    """All but the newest ones, and the newest one that a run may be rolled back to."""
+    old = found[:-keep]
+    if not any(is_anchor(path) for path in found[-keep:]):
+        anchors = [path for path in old if is_anchor(path)]
+        old = [path for path in old if path not in anchors[-1:]]
+    return old
+
+
+def is_anchor(path: Path) -> bool:
+    """Whether a checkpoint was saved when it was due, and not because of a stop: there it is in every run alike."""
+    try:
+        return bool(read_state(path).get("guard", {}).get("is_anchor"))
+    except CheckpointError:
+        return False
 
 
 def check_writable(folder: Path) -> None:
@@ -209,6 +230,10 @@ def check_writable(folder: Path) -> None:
         raise CheckpointError(
             f"checkpoints cannot be written to {folder} ({_reason(error)}). Choose another --out, or make room."
         ) from error
+
+
+class NotNow(CheckpointError):
+    """A checkpoint that may be whole, but cannot be used here and now: it is left where it is."""
 
 
 # -- finding and reading ----------------------------------------------------------------------------------------------
@@ -229,6 +254,8 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
         try:
             verify(path)
             return path, bad
+        except NotNow:
+            raise
         except CheckpointError as error:
             aside = _set_aside(path)
             bad.append(f"{error} It was set aside as {aside.name}.")
@@ -252,10 +279,17 @@ def verify(path: Path) -> dict[str, Any]:
     """Refuse a checkpoint that is not exactly what was written; returns its state."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-        if manifest["format"] != "triptych-checkpoint" or manifest["version"] != _VERSION:
-            raise ValueError(f"it is a {manifest['format']} of version {manifest['version']}, not {_VERSION}")
+        if isinstance(manifest["version"], int) and manifest["version"] != _VERSION:
+            raise NotNow(
+                f"{path} is a checkpoint of version {manifest['version']}, and this software reads version {_VERSION}: "
+                "use the Triptych that wrote it, or begin anew with another --out."
+            )
+        if manifest["format"] != "triptych-checkpoint":
+            raise ValueError(f"it is a {manifest['format']}")
         expected: dict[str, str] = dict(manifest["sha256"])
         there = {each.name for each in path.iterdir()} - {_MANIFEST}
+    except NotNow:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a whole checkpoint ({error!r}).") from error
     if there != expected.keys():
@@ -276,8 +310,8 @@ def read_state(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself."""
     try:
         state = json.loads((path / _STATE).read_text())
-        if not isinstance(state["step"], int):
-            raise TypeError("step")
+        if not isinstance(state["step"], int) or not isinstance(state.get("guard", {}), dict):
+            raise TypeError("step or guard")
         return state
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / _STATE} is not the state of a run ({error!r}).") from error
@@ -309,7 +343,10 @@ def load(path: Path, *parts: str) -> Checkpoint:
     """Read a checkpoint, or the parts of it that are named, in one process, after comparing all files with their
     checksums."""
     state = verify(path)
-    found = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    try:
+        found = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    except Exception as error:  # of safetensors, or of what a header says
+        raise CheckpointError(f"{path} holds something else than the tensors of a run: {_reason(error)}") from error
     wanted = {name: meta for name, meta in found.items() if not parts or name.partition("/")[0] in parts}
     tensors = {
         name: torch.empty(meta.size, dtype=meta.properties.dtype)
@@ -326,12 +363,16 @@ def sha256(path: Path) -> str:
 
 
 def _sha256_or_reason(path: Path) -> str:
-    try:
-        if path.is_symlink():
-            return "a link"
-        return sha256(path)
-    except OSError as error:
-        return str(error)
+    if path.is_symlink():
+        return "a link"
+    for wait in (*_PATIENCE, None):
+        try:
+            return sha256(path)
+        except OSError as error:  # a bad moment of the file system, and no damage
+            if wait is None:
+                raise NotNow(f"{path} cannot be read ({_reason(error)}). Is the file system there?") from error
+            time.sleep(wait)
+    raise AssertionError
 
 
 def _sync(path: Path) -> None:

@@ -9,12 +9,14 @@ moments are divided among the ranks of a copy; each block's weights are gathered
 """
 
 from collections.abc import Iterable
+from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -35,9 +37,11 @@ def build_mesh(config: ParallelConfig, size: int, device_type: str) -> DeviceMes
     if size == 1 and not dist.is_initialized():  # mixed precision is FSDP2's, also alone
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    if shard == size:
-        return init_device_mesh(device_type, (size,), mesh_dim_names=("shards",))
-    return init_device_mesh(device_type, (size // shard, shard), mesh_dim_names=("copies", "shards"))
+    shape, names = ((size,), ("shards",)) if shard == size else ((size // shard, shard), ("copies", "shards"))
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    for group in mesh.get_all_groups():  # a mesh makes groups that wait as long as torch finds right
+        _set_pg_timeout(timedelta(seconds=config.timeout), group)
+    return mesh
 
 
 def build_sharded(
@@ -93,6 +97,17 @@ def whole(tensor: Tensor) -> Tensor:
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
     """Scale all gradients so that their norm is at most this; returns the norm before."""
     return float(whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+
+
+def drop_gathered(model: nn.Module) -> None:
+    """Leave a model divided, as an optimizer and a running mean want it: a forward pass alone may not."""
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def is_divided(model: nn.Module) -> bool:
+    return isinstance(model, FSDPModule)
 
 
 def whole_model(model: Transformer) -> Transformer:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from triptych.errors import UserError
 from triptych.train.config import GuardConfig
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StoppedAtOnce(KeyboardInterrupt):
@@ -26,7 +26,7 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 
 class Signals:
-    """Notes SIGINT, SIGTERM and SIGUSR1 so that the step in progress can end; a second one stops at once."""
+    """Notes SIGINT, SIGTERM, SIGUSR1 and SIGHUP so that the step in progress can end; a second one stops at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -65,13 +65,18 @@ class FolderLock:
         file = open(self.path, "a+")  # noqa: SIM115 (held until the run ends)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "another process"
             file.close()
             raise UserError(
                 f"{self.path.parent} is being trained by {owner}: stop that run, or choose another --out."
             ) from None
+        except OSError as error:
+            file.close()
+            raise UserError(
+                f"{self.path} cannot be locked ({error.strerror}): has its file system no locks? Choose another --out."
+            ) from error
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()

@@ -52,10 +52,7 @@ class Records:
                 listener(event)
             except Exception as error:  # whatever a tracker is made of: training does not depend on it
                 self.listeners.remove(listener)
-                print(
-                    f"triptych: {type(listener).__name__} no longer hears of this run: it failed with {error!r}",
-                    file=sys.stderr,
-                )
+                _warn(f"{type(listener).__name__} no longer hears of this run: it failed with {error!r}")
 
     def _write(self) -> None:
         """What cannot be written now, as on a full disk, is written with what comes next."""
@@ -67,10 +64,15 @@ class Records:
             with contextlib.suppress(OSError):
                 os.truncate(self.path, size)  # half a line would spoil the next
             if not self._is_failing:
-                print(f"triptych: {self.path} cannot be written ({error.strerror}); going on", file=sys.stderr)
+                _warn(f"{self.path} cannot be written ({error.strerror}); going on")
             self._is_failing = True
             return
         self._unwritten, self._is_failing = [], False
+
+
+def _warn(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # where not even that can be said, training goes on
+        print(f"triptych: {text}", file=sys.stderr)
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ RUN/lock             held while it is trained
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from triptych.saved import EMBEDDED, read_model
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
 from triptych.train.config import RunConfig, differences, fill_in, to_json
-from triptych.train.distributed import build_mesh, build_sharded, local, whole_model, write_weight
+from triptych.train.distributed import build_mesh, build_sharded, is_divided, local, whole_model, write_weight
 from triptych.train.guard import STOPS, FolderLock, Signals, Spikes, Watch
-from triptych.train.log import Listener, Records, Silent, environment
+from triptych.train.log import Listener, Records, Silent, environment, read_records
 from triptych.train.meter import Meter
 from triptych.train.ranks import Ranks
 from triptych.train.step import StepSums, build_model, build_optimizer, train_step
@@ -107,18 +107,21 @@ def start(
     lock, checkpoints = FolderLock(folder), folder / "checkpoints"
     ranks.on_first(lock.take)
     try:
-        newest, notes = ranks.on_first(lambda: ckpt.newest_valid(checkpoints))
+        newest, notes = ranks.on_first(lambda: _newest(folder))
         mesh = build_mesh(config.parallel, ranks.size, device.type)
-        model = build_model(config, bundle.vocabulary, device, mesh)
+        with _advice_without_memory(config, bundle, ranks, device, "at the start"):
+            model = build_model(config, bundle.vocabulary, device, mesh)
         if config.begin_with is not None and newest is None:
             _take_weights(model, config.begin_with, bundle)
         optimizer = build_optimizer(model, config.resolved)
-        ckpt.begin_moments(model, optimizer)
         ema = None
-        if config.ema_decay is not None:
-            ema = build_sharded(model.config, bundle.vocabulary, config.parallel, mesh, device).requires_grad_(False)
-            for mean, parameter in zip(ema.parameters(), model.parameters()):
-                local(mean).copy_(local(parameter))
+        with _advice_without_memory(config, bundle, ranks, device, "at the start"):
+            ckpt.begin_moments(model, optimizer)
+            if config.ema_decay is not None:
+                ema = build_sharded(model.config, bundle.vocabulary, config.parallel, mesh, device)
+                ema.requires_grad_(False)
+                for mean, parameter in zip(ema.parameters(), model.parameters()):
+                    local(mean).copy_(local(parameter))
         run = Run(config, folder, model, optimizer, ema, 0, device, ranks, lock, notes, force=force)
         if newest is not None:
             _restore(run, newest, bundle)
@@ -128,6 +131,20 @@ def start(
     except BaseException:
         lock.release(undo=True)
         raise
+
+
+def _newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from; none if nothing was ever saved here."""
+    newest, notes = ckpt.newest_valid(folder / "checkpoints")
+    records = folder / "records.jsonl"
+    if newest is None and records.exists():
+        saved = [event for event in read_records(records) if event.get("kind") == "saved"]
+        if saved:
+            raise CheckpointError(
+                f"{folder} has saved step {saved[-1]['step']}, but its checkpoints are gone. Bring them back, or begin "
+                "anew with another --out."
+            )
+    return newest, notes
 
 
 def _take_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> None:
@@ -150,9 +167,13 @@ def _take_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> Non
 
 def _restore(run: Run, path: Path, bundle: TokenizerBundle) -> None:
     state = run.ranks.on_first(lambda: ckpt.read_state(path))
-    changed = differences(fill_in(state["config"], run.config), to_json(run.config))
     now = {"vocabulary": bundle.vocabulary.fingerprint, "tokenizers": bundle.fingerprints}
-    changed += differences({key: state[key] for key in now}, now, "content of ")
+    try:
+        changed = differences(fill_in(state["config"], run.config), to_json(run.config))
+        changed += differences({key: state[key] for key in now}, now, "content of ")
+        _ = state["loader"]
+    except (KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path} has no whole state of a run ({error!r}).") from error
     if changed and not run.force:
         raise CheckpointError(
             f"{path} is of another run: {'; '.join(changed)}. Go back to those values, choose another folder, or go on "
@@ -206,8 +227,11 @@ def train(
             with trainer.saving():
                 for step in loader:
                     trainer.do(step, last)
-    finally:
-        run.lock.release()
+    except BaseException:
+        if ranks.size == 1:  # else a save may still be under way, and the lock ends with the process
+            run.lock.release()
+        raise
+    run.lock.release()
 
 
 class _Trainer:
@@ -238,14 +262,10 @@ class _Trainer:
 
     def do(self, step: Step, last: int) -> None:
         run, config, ranks = self.run, self.run.config, self.run.ranks
-        try:
+        with _advice_without_memory(config, self.bundle, ranks, run.device, f"at step {step.index + 1}", step):
             sums, norm = train_step(
                 run.model, run.optimizer, step, config, self.bundle.vocabulary, run.device, ranks, self.spikes.is_spike
             )
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(_what_needs_memory(run, step)) from error
         run.step = step.index + 1
         self.watch.beat()
         if sums.skipped:
@@ -267,10 +287,12 @@ class _Trainer:
             self.meter.flush()  # what is not recorded now would be missing after a resume
             if not _is_finite(run):
                 raise _diverged(run, f"the weights after step {run.step} are not finite")
+        if stop is not None:  # first things first: there may be little time
+            self._save(wait=True, is_anchor=is_due)
         if is_validated:
             self._validate()
-        if is_due or is_last:
-            self._save(wait=is_last)
+        if stop is None and (is_due or is_last):
+            self._save(wait=is_last, is_anchor=is_due)
         if is_due or is_last or is_validated:
             self.watch.beat()
             self.meter.restart()
@@ -285,9 +307,13 @@ class _Trainer:
             estimates = self.held_out.estimate(run.best, run.device)
             self.records("validation", step=run.step, nelbo={name: e.as_json for name, e in estimates.items()})
         if run.ranks.any([self.on_validation is not None])[0]:
-            model = run.best if run.ranks.size == 1 else whole_model(run.best)
-            if self.on_validation is not None:
-                self.on_validation(run, model)
+            model = whole_model(run.best) if is_divided(run.best) else run.best
+            try:
+                if self.on_validation is not None:
+                    self.on_validation(run, model)
+            except Exception as error:  # a tracker: training does not depend on it
+                self.on_validation = None
+                self.records("note", step=run.step, text=f"samples are no longer shown: {error!r}")
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -298,7 +324,7 @@ class _Trainer:
         finally:
             self.saver.close()
 
-    def _save(self, *, wait: bool) -> None:
+    def _save(self, *, wait: bool, is_anchor: bool) -> None:
         run = self.run
         self.save_at = _next_multiple(run.step, run.config.save_every)
         state = {
@@ -311,9 +337,12 @@ class _Trainer:
                 "spikes": self.spikes.state,
                 "rollbacks": self.rollbacks,
                 "left_out": _readable(self.left_out),
+                "is_anchor": is_anchor and run.config.guard.spike_sigmas is not None,
             },
         }
-        for outcome in self.saver.begin(run.step, run.tensors, state):
+        with _advice_without_memory(run.config, self.bundle, run.ranks, run.device, "for the copy that is saved"):
+            outcomes = self.saver.begin(run.step, run.tensors, state)
+        for outcome in outcomes:
             self._report(outcome)
         if wait:
             saved = self.saver.finish() if self.saver.is_busy else None
@@ -354,9 +383,12 @@ class _Trainer:
         may_roll_back = self.rollbacks < guard.most_rollbacks
         if may_roll_back and all(each["why"] == "spike" for each in self.left_out) and self._roll_back():
             return
+        if self.saver.is_busy:  # of good weights
+            self._report(self.saver.finish())
         dump = run.folder / f"diverged-{run.step:08d}.json"
         if run.ranks.is_first:
-            write_atomically(dump, (json.dumps(_readable(self.left_out), indent=1) + "\n").encode())
+            with suppress(OSError):
+                write_atomically(dump, (json.dumps(_readable(self.left_out), indent=1) + "\n").encode())
         what = "was not finite" if sums.skipped == "not finite" else "was far above the mean"
         raise _diverged(
             run,
@@ -369,7 +401,7 @@ class _Trainer:
         run = self.run
         if self.saver.is_busy:
             self._report(self.saver.finish())
-        path = run.ranks.on_first(lambda: _before_the_series(run.checkpoints))
+        path = run.ranks.on_first(lambda: _anchor(run.checkpoints))
         if path is None:
             return False
         state = run.ranks.on_first(lambda: ckpt.read_state(path))
@@ -381,14 +413,15 @@ class _Trainer:
         return True
 
 
-def _before_the_series(folder: Path) -> Path | None:
-    """The newest whole checkpoint that was not saved, by a stop, in the middle of steps that were left out."""
+def _anchor(folder: Path) -> Path | None:
+    """The newest whole checkpoint that was due and not made by a stop: every way through a run finds the same."""
     for path in reversed(ckpt.list_checkpoints(folder)):
-        try:
-            if not ckpt.verify(path)["guard"]["left_out"]:
+        if ckpt.is_anchor(path):
+            try:
+                ckpt.verify(path)
                 return path
-        except CheckpointError:
-            continue  # set aside when a run begins
+            except CheckpointError:
+                continue  # set aside when a run begins
     return None
 
 
@@ -396,21 +429,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
-def _what_needs_memory(run: Run, step: Step) -> str:
-    """The planner's own estimate for this very step, and what would shrink it."""
-    largest = max(step.micro_batches, key=lambda batch: batch.tokens.size)
-    load = Load.of(
-        run.config.parallel,
-        run.ranks.size,
-        rows=largest.tokens.shape[0],
-        row_length=largest.tokens.shape[1],
-        has_mask=True,
-        accumulates=len(step.micro_batches) > 1,
-        has_ema=run.ema is not None,
-        on_gpu=run.device.type == "cuda",
-    )
-    estimate = memory(run.config.model, run.model.vocabulary, load)
-    return f"memory ran out at step {step.index + 1}: this run needs about {advice(estimate)}"
+@contextmanager
+def _advice_without_memory(
+    config: RunConfig, bundle: TokenizerBundle, ranks: Ranks, device: torch.device, when: str, step: Step | None = None
+) -> Iterator[None]:
+    """Where memory runs out, say the planner's own estimate, for this very step if there is one, and what helps."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        batches = [] if step is None else step.micro_batches
+        rows, length = max((batch.tokens.shape for batch in batches), default=(1, config.loader.seq_len))
+        load = Load.of(
+            config.parallel,
+            ranks.size,
+            rows=rows,
+            row_length=length,
+            has_mask=True,
+            accumulates=len(batches) > 1,
+            has_ema=config.ema_decay is not None,
+            on_gpu=device.type == "cuda",
+        )
+        needed = advice(memory(config.model, bundle.vocabulary, load))
+        raise OutOfMemory(f"memory ran out {when}: this run needs about {needed}") from error
 
 
 def _next_multiple(step: int, every: int) -> int:

@@ -37,9 +37,14 @@ class Ranks:
     group: Any = None
     """Of torch.distributed, over all ranks; None for the default. Threads that talk at the same time need one each."""
 
+    timeout: float = 600.0
+    """Seconds after which a rank gives up waiting for another."""
+
     def apart(self) -> "Ranks":
         """The same ranks with a group of their own."""
-        return replace(self, group=dist.new_group(backend="gloo")) if self.size > 1 else self
+        if self.size == 1:
+            return self
+        return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout)))
 
     @property
     def is_first(self) -> bool:
@@ -85,6 +90,8 @@ class Ranks:
                 value = make()
             except UserError as found:
                 error = found
+            except OSError as found:
+                error = UserError(f"{found.strerror or found}: {found.filename or ''}")
         value, error = self.from_first((value, error))
         if error is not None:
             raise error
@@ -106,7 +113,7 @@ def join(timeout: float = 600.0, device: torch.device | None = None) -> Ranks:
     if not dist.is_initialized():
         # gloo beside nccl: sums of records, signals and checkpoints travel between CPUs.
         dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=timedelta(seconds=timeout))
-    return Ranks(dist.get_rank(), size)
+    return Ranks(dist.get_rank(), size, timeout=timeout)
 
 
 def device_name(name: str) -> str:

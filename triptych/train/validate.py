@@ -14,6 +14,7 @@ from triptych.data.sequences import NO_OPEN_ENDS
 from triptych.data.shards import TokenDataset
 from triptych.diffusion.likelihood import Given, k_uniform
 from triptych.diffusion.objective import token_weights
+from triptych.train.distributed import drop_gathered
 from triptych.train.ranks import Ranks
 from triptych.train.step import model_input
 from triptych.vocab import Modality, Task, Vocabulary
@@ -68,6 +69,7 @@ class HeldOut:
                 for name, values in self._terms(model, task, step, given, device).items():
                     found.setdefault(name, []).append(values)
         model.train(was_training)
+        drop_gathered(model)
         gathered: dict[str, list[np.ndarray]] = {}
         for part in self.ranks.gather(found):
             for name, pairs in part.items():

@@ -27,10 +27,11 @@ The recipes of the embedded world read data/scenes, made by `triptych scenes mak
 
 Several processes, one model divided among them (docs/distributed.md):
   triptych train scenes --nproc 2
-  torchrun --nnodes 4 --nproc-per-node 8 ... -m triptych train paper_3b --device cuda data=...
+  triptych train paper_3b --nproc 8 --nnodes 32 --meet node0:29500 --device cuda data=...       (on every node)
 
 The run folder keeps records.jsonl, config.json and checkpoints/. Ctrl-C saves; the same command goes on.
-exit codes: 0 done, 2 configuration, 3 data, 4 checkpoint, 75 stopped by SIGTERM or SIGUSR1 and saved, 130 by Ctrl-C."""
+exit codes: 0 done, 1 diverged or crashed, 2 configuration, 3 data, 4 checkpoint, 75 stopped by SIGTERM, SIGUSR1 or
+SIGHUP: run me again, 130 by Ctrl-C."""
     parser.add_argument("recipe", metavar="RECIPE")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe that are to differ")
     parser.add_argument("--out", metavar="RUN", type=Path, help="folder of the run (default: runs/RECIPE)")
@@ -38,6 +39,8 @@ exit codes: 0 done, 2 configuration, 3 data, 4 checkpoint, 75 stopped by SIGTERM
     parser.add_argument("--show", action="store_true", help="print the whole configuration and stop")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--nproc", metavar="N", type=int, help="train in N processes on this machine")
+    parser.add_argument("--nnodes", metavar="N", type=int, default=1, help="with --nproc: machines (default: 1)")
+    parser.add_argument("--meet", metavar="HOST:PORT", help="with --nnodes: where they meet, the same on all of them")
     parser.add_argument(
         "--max-restarts", metavar="N", type=int, default=3, help="with --nproc: begin again after a crash (default: 3)"
     )
@@ -63,7 +66,7 @@ def _run_train(args: argparse.Namespace) -> None:
         return
     need_data(config)  # before the tokenizers, which may be missing too
     if args.nproc is not None:
-        code = launch(_without_nproc(args), args.nproc, args.max_restarts)
+        code = launch(_without_nproc(args), args.nproc, args.max_restarts, args.nnodes, args.meet)
         if code:
             raise SystemExit(code)
         return
@@ -79,8 +82,7 @@ def _run_train(args: argparse.Namespace) -> None:
             raise
         reason = str(error).splitlines()[0]
         raise RankLost(f"rank {ranks.rank} ends, for another one is gone or silent ({reason}).") from error
-    finally:
-        leave()
+    leave()  # not after an error: a save that is under way still talks to the other ranks
 
 
 def _without_nproc(args: argparse.Namespace) -> list[str]:
