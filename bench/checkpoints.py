@@ -22,9 +22,10 @@ from triptych.data.types import TokenSample
 from triptych.recipes import recipe
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
+from triptych.train.begin import start
 from triptych.train.config import RunConfig
 from triptych.train.log import read_records
-from triptych.train.loop import start, train
+from triptych.train.loop import train
 from triptych.train.ranks import Ranks
 from triptych.vocab import Task
 

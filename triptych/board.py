@@ -11,8 +11,8 @@ from triptych.export import limits_of
 from triptych.model.transformer import Transformer
 from triptych.pipeline import Pipeline
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.begin import Run
 from triptych.train.config import to_json
-from triptych.train.loop import Run
 
 PROMPTS = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
 _SECONDS = 2.0  # of speech, where the model has not learned to choose

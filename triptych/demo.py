@@ -25,8 +25,9 @@ from triptych.scenes.make import make_scenes
 from triptych.scenes.picture import draw, place
 from triptych.scenes.samples import scene_sample
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.begin import start
 from triptych.train.log import read_records
-from triptych.train.loop import start, train
+from triptych.train.loop import train
 from triptych.vocab import Modality, Task
 
 _SEED = 7

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +135,7 @@ def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_
 
 
 def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("triptych.recipes.family.BASE_STEPS", 2)
+    monkeypatch.setattr(sys.modules["triptych.recipes.family"], "BASE_STEPS", 2)  # a function has that name too
     out = tmp_path / "search"
     words = ["study", "search", "--out", str(out), "--trials", "13", "--top", "2", "--again", "2", *changes]
     assert command(*words) == 0
@@ -161,7 +162,7 @@ def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys,
 
 
 def test_a_search_by_module_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("triptych.recipes.family.BASE_STEPS", 2)
+    monkeypatch.setattr(sys.modules["triptych.recipes.family"], "BASE_STEPS", 2)  # a function has that name too
     out = tmp_path / "modules"
     words = ["study", "modules", "--out", str(out), "--rounds", "2", "--proposals", "3", "--seeds", "2", *changes]
     assert command(*words) == 0

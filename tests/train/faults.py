@@ -24,7 +24,7 @@ from train_fakes import assert_same_bits, events, make_world, run_it, tiny_run, 
 from triptych.data.pack import Packed
 from triptych.train import checkpoint as ckpt
 from triptych.train import loop
-from triptych.train.config import RunConfig
+from triptych.train.config import ParallelConfig, RunConfig
 from triptych.train.ranks import Ranks, join, leave
 
 # Forked from a server that has imported everything: a process more costs milliseconds, and is as real as any.
@@ -125,6 +125,23 @@ def random_kills(
     return struck
 
 
+def random_rank_kills(
+    config: RunConfig, folder: Path, kills: int, seed: int = 0, report: Callable[[str], None] = print
+) -> None:
+    """SIGKILL one of two ranks so often; the other one must end by itself. Then let both come to the end."""
+    rng, records = random.Random(seed), folder / "records.jsonl"
+    for number in range(kills):
+        processes = start_ranks(2, config, folder)
+        target, victim = size_of(records) + rng.randrange(200, 4000), rng.randrange(2)
+        assert wait_for(lambda target=target: size_of(records) > target, processes[victim])
+        processes[victim].kill()
+        assert ended(processes[1 - victim], 60) != 0
+        processes[victim].join()
+        saved = ckpt.list_checkpoints(folder / "checkpoints")
+        report(f"rank {victim} killed, {number + 1} of {kills}: newest {saved[-1].name if saved else 'none'}")
+    assert [ended(process) for process in start_ranks(2, config, folder)] == [0, 0]
+
+
 def assert_same_run(one: Path, other: Path) -> None:
     """The same weights, moments and means, and the same record of every step."""
     newest = [ckpt.list_checkpoints(folder / "checkpoints")[-1] for folder in (one, other)]
@@ -138,6 +155,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--rank-kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -150,6 +168,13 @@ def main() -> None:
         steps = len(events(folder / "killed", "step"))
         found = {"kills": args.kills, "while saving": struck, "steps": steps, "bitwise equal": True}
         print(json.dumps(found))
+        config = replace(long_run(folder / "world", 300), parallel=ParallelConfig(timeout=30.0))
+        assert ended(start(train_alone, config, folder / "one"), 600) == 0
+        random_rank_kills(config, folder / "two", args.rank_kills, args.seed)
+        one, two = ([event["loss"] for event in events(folder / name, "step")] for name in ("one", "two"))
+        farthest = max(abs(a - b) for a, b in zip(one, two, strict=True))
+        assert farthest < 1e-3, farthest
+        print(json.dumps({"kills of a rank of two": args.rank_kills, "steps": len(two), "losses differ by": farthest}))
 
 
 if __name__ == "__main__":

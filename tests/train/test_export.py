@@ -14,7 +14,7 @@ from triptych.errors import CheckpointError
 from triptych.export import open_model, pipeline_of_run, write_card
 from triptych.pipeline import Pipeline
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.loop import Run
+from triptych.train.begin import Run
 from triptych.vocab import Modality, Vocabulary
 
 

@@ -43,8 +43,8 @@ from triptych.model.count import flops
 from triptych.recipes import recipe
 from triptych.saved import Limits, SavedModel, write_model
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train import begin, loop
 from triptych.train import checkpoint as ckpt
-from triptych.train import loop
 from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig, fill_in, to_json
 from triptych.train.ranks import Ranks
 from triptych.train.step import train_step
@@ -136,7 +136,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(world: Path, tmp_path:
 def test_the_running_mean_is_a_running_mean(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, ema_decay=0.3, num_steps=4, validation_data=())
     weights = [run_it(config, tmp_path / "steps", stop_after=n).model.state_dict() for n in range(1, 5)]
-    start = loop.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU).model.state_dict()
+    start = begin.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU).model.state_dict()
     mean = {name: value.double() for name, value in start.items()}
     for step, now in enumerate(weights, start=1):
         decay = min(0.3, (1 + step) / (10 + step))  # short memory at first: the beginning is not worth remembering
@@ -152,9 +152,9 @@ def test_the_running_mean_is_a_running_mean(world: Path, tmp_path: Path) -> None
 # -- what is not finite ------------------------------------------------------------------------------------------------
 
 
-def steps_without(config: RunConfig, left_out: set[int], folder: Path) -> loop.Run:
+def steps_without(config: RunConfig, left_out: set[int], folder: Path) -> begin.Run:
     """The run as if some of its steps were not there."""
-    run = loop.start(config, folder, TokenizerBundle.load(config.tokenizers), CPU)
+    run = begin.start(config, folder, TokenizerBundle.load(config.tokenizers), CPU)
     assert run.ema is not None
     for index in sorted(set(range(config.num_steps)) - left_out):
         train_step(run.model, run.optimizer, first_step(config, index), config, TINY, CPU)
@@ -401,7 +401,7 @@ def test_data_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> No
     bundle.fingerprints = {"text": "b" * 64}
     config = tiny_run(world)
     with pytest.raises(UserError, match="was made with another text tokenizer"):
-        loop.start(config, tmp_path / "run", bundle, CPU)
+        begin.start(config, tmp_path / "run", bundle, CPU)
     assert not (tmp_path / "run").exists()
 
 
@@ -414,7 +414,7 @@ def test_other_tokenizers_are_refused(world: Path, stopped: Path, tmp_path: Path
 # -- beginning with the weights of another ----------------------------------------------------------------------------
 
 
-def saved_model(run: loop.Run, folder: Path, bundle: TokenizerBundle) -> str:
+def saved_model(run: begin.Run, folder: Path, bundle: TokenizerBundle) -> str:
     folder.mkdir()
     limits = Limits(seq_len=20, text_slot=None, audio_slot=None)
     write_model(folder, SavedModel(run.best, bundle, limits, "scenes", None), half=False, embedded_tokenizers=None)
@@ -426,7 +426,7 @@ def test_a_run_can_begin_with_the_weights_of_a_saved_model(world: Path, tmp_path
     bundle = TokenizerBundle.load(config.tokenizers)
     first = run_it(config, tmp_path / "first")
     following = replace(config, begin_with=saved_model(first, tmp_path / "saved", bundle), seed=5)
-    begun = loop.start(following, tmp_path / "next", bundle, CPU)
+    begun = begin.start(following, tmp_path / "next", bundle, CPU)
     assert begun.step == 0
     for name, weight in first.best.state_dict().items():
         assert torch.equal(begun.model.state_dict()[name], weight)
@@ -454,12 +454,12 @@ def test_a_run_does_not_begin_with_a_model_of_another_shape(world: Path, tmp_pat
     saved = saved_model(run_it(config, tmp_path / "first", stop_after=1), tmp_path / "saved", bundle)
     wider = replace(config, begin_with=saved, model=replace(config.model, d_ff=32))
     with pytest.raises(CheckpointError, match=r"other tokenizers: model\.d_ff was 24, is 32"):
-        loop.start(wider, tmp_path / "next", bundle, CPU)
+        begin.start(wider, tmp_path / "next", bundle, CPU)
     others = TokenizerBundle(Vocabulary(text=24, image=11, audio=7))
     with pytest.raises(CheckpointError, match=r"other tokenizers: vocabulary was '[0-9a-f]{64}', is"):
-        loop.start(replace(config, begin_with=saved), tmp_path / "next", others, CPU)
+        begin.start(replace(config, begin_with=saved), tmp_path / "next", others, CPU)
     with pytest.raises(CheckpointError, match="is not a saved Triptych model"):
-        loop.start(replace(config, begin_with=str(tmp_path / "first")), tmp_path / "next", bundle, CPU)
+        begin.start(replace(config, begin_with=str(tmp_path / "first")), tmp_path / "next", bundle, CPU)
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ def test_the_share_of_peak_is_that_of_the_flops_it_counts(world: Path, tmp_path:
     config = replace(config, model=replace(config.model, softmax_scope="full"))
     run_it(config, tmp_path, peak_flops=1e6)
     (event,) = events(tmp_path, "step")
-    run = loop.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU)
+    run = begin.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU)
     predicted = sum(int(batch.maskable.sum()) for batch in first_step(config).micro_batches)
     tokens = event["tokens"]
     least = flops(config.model, run.model.vocabulary, 0.0, predicted=0.0).training * 2 * tokens
@@ -709,7 +709,7 @@ def test_only_the_first_rank_has_a_board(
     monkeypatch.setattr("triptych.board.Board", FakeBoard)
     monkeypatch.setattr(loop, "train", fake_train)
     monkeypatch.setattr(triptych.train.peak, "matmul_peak", lambda device: 1e12)
-    monkeypatch.setattr(loop, "start", fake_start)
+    monkeypatch.setattr(begin, "start", fake_start)
     verbs._train(tiny_run(world, tensorboard=True), tmp_path / "run", None, CPU, Ranks(rank, 2))
     assert boards == ([tmp_path / "run"] if rank == 0 else [])
     assert sum(isinstance(each, FakeBoard) for each in heard) == len(boards)

@@ -15,9 +15,9 @@ from triptych.data.sequences import NO_OPEN_ENDS, OpenEnds
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer, initialise
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.begin import Run
 from triptych.train.guard import FolderLock
 from triptych.train.log import Console, Records, environment, read_records
-from triptych.train.loop import Run
 from triptych.train.ranks import Ranks
 from triptych.train.step import build_optimizer
 

@@ -24,7 +24,7 @@ from triptych.data.types import TokenSample
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.model.transformer import Loss, ModelConfig
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train import loop
+from triptych.train import begin, loop
 from triptych.train.config import OptimizerConfig, RunConfig, ValidationConfig
 from triptych.train.distributed import local, whole
 from triptych.train.log import read_records
@@ -93,10 +93,10 @@ def tiny_run(world: Path, *, layout: Layout | None = None, **changes: Any) -> Ru
     return RunConfig(**{**chosen, **changes})  # type: ignore[arg-type]
 
 
-def run_it(config: RunConfig, folder: Path, *, stop_after: int | None = None, **options: Any) -> loop.Run:
+def run_it(config: RunConfig, folder: Path, *, stop_after: int | None = None, **options: Any) -> begin.Run:
     """Start, or go on, and train."""
     bundle = TokenizerBundle.load(config.tokenizers)
-    run = loop.start(config, folder, bundle, CPU, **({"ranks": options.pop("ranks")} if "ranks" in options else {}))
+    run = begin.start(config, folder, bundle, CPU, **({"ranks": options.pop("ranks")} if "ranks" in options else {}))
     loop.train(run, options.pop("listeners", []), bundle, stop_after=stop_after, **options)
     return run
 
@@ -136,7 +136,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_records(folder / "records.jsonl") if event["kind"] == kind]
 
 
-def tensors_of(run: loop.Run) -> dict[str, torch.Tensor]:
+def tensors_of(run: begin.Run) -> dict[str, torch.Tensor]:
     """Everything that training changes: weights, their mean, the optimizer's moments; of several ranks, this one's."""
     return {name: local(value).clone() for name, value in run.tensors.items()}
 

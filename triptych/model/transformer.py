@@ -255,7 +255,7 @@ def initialise(
     whole, one parameter at a time, and handed to `write`, which may keep a part.
     """
     for tagged in tagged_parameters(model):
-        value = torch.empty(tagged.parameter.shape)
+        value = torch.empty(tagged.parameter.shape, dtype=tagged.parameter.dtype)
         if tagged.is_matrix:
             generator = torch.Generator().manual_seed(_seed_of(seed, tagged.name))
             std = model.config.init_std if size is None else size(tagged)

@@ -53,9 +53,9 @@ def _run_train(args: argparse.Namespace) -> None:
     import torch
 
     from triptych.recipes import recipe
+    from triptych.train.begin import need_data
     from triptych.train.config import override, to_json
     from triptych.train.launch import launch
-    from triptych.train.loop import need_data
     from triptych.train.ranks import RankLost, device_name, is_of_another_rank, join, leave
 
     if args.stop_after is not None and args.stop_after < 1:
@@ -95,9 +95,10 @@ def _without_nproc(args: argparse.Namespace) -> list[str]:
 
 def _train(config: Any, folder: Path, stop_after: int | None, device: Any, ranks: Any, *, force: bool = False) -> None:
     from triptych.tokenizers.bundle import TokenizerBundle
+    from triptych.train.begin import start
     from triptych.train.guard import StoppedAtOnce
     from triptych.train.log import Console, Listener
-    from triptych.train.loop import Stopped, start, train
+    from triptych.train.loop import Stopped, train
     from triptych.train.peak import matmul_peak
 
     def say(text: str) -> None:

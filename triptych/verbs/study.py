@@ -57,8 +57,8 @@ def _run(name: str, args: argparse.Namespace) -> None:
     from triptych.studies.base import about, join
     from triptych.studies.trials import Records
     from triptych.tokenizers.bundle import TokenizerBundle
+    from triptych.train.begin import check_data
     from triptych.train.config import override
-    from triptych.train.loop import check_data
 
     study, is_whole = _study(name), True
     if args.only_draw:
