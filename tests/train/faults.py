@@ -128,7 +128,7 @@ def random_kills(
 def random_rank_kills(
     config: RunConfig, folder: Path, kills: int, seed: int = 0, report: Callable[[str], None] = print
 ) -> None:
-    """SIGKILL one of two ranks so often; the other one must end, as soon as it is told. Then let both come to the end."""
+    """SIGKILL one of two ranks so often; the other one must end when it is told. Then let both come to the end."""
     rng, records = random.Random(seed), folder / "records.jsonl"
     for number in range(kills):
         processes = start_ranks(2, config, folder)
