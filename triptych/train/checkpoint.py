@@ -232,11 +232,11 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
+# -- finding and reading ----------------------------------------------------------------------------------------------
+
+
 class NotNow(CheckpointError):
     """A checkpoint that may be whole, but cannot be used here and now: it is left where it is."""
-
-
-# -- finding and reading ----------------------------------------------------------------------------------------------
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -56,11 +56,11 @@ def train(
     on_validation: Callable[[Run, Transformer], None] | None = None,
     stop_after: int | None = None,
 ) -> None:
-    """Train to the end, or until SIGINT, SIGTERM or SIGUSR1; then what is there is saved and `Stopped` raised.
+    """Train to the end, or until a signal of STOPS; then what is there is saved and `Stopped` raised.
 
     `stop_after` ends (and saves) at a step before the last, as a stop would. A step whose loss or gradient is not
     finite, or whose loss is a spike, counts but changes nothing; too many of them in a row are `Diverged`, or make the
-    run go back to its newest checkpoint (`GuardConfig`). `on_validation` gets the run and a plain model.
+    run go back to a checkpoint (`GuardConfig`). `on_validation` gets the run and a plain model.
     """
     config, ranks = run.config, run.ranks
     last = config.num_steps if stop_after is None else min(stop_after, config.num_steps)
