@@ -124,7 +124,9 @@ def test_logits_are_the_same_to_the_bit_in_groups_of_any_size(modality, size, th
         for guidance in (1.0, 2.0):
             propose = module._Proposer(transformer, layouts, group, Settings(guidance=guidance))
             with torch.inference_mode():
-                found.append(propose.logits(*propose.look(group.tokens), group.masked, modality).double())
+                states = propose.look(group.tokens, group.masked)
+                laws = [law.shifted_nV for _, law in propose.laws(states, group.masked, modality)]
+                found.append(torch.cat([law.double() for law in laws]))
         return torch.stack(found, dim=1)
 
     alone = torch.cat([numbers([canvas]) for canvas in canvases])
@@ -231,12 +233,15 @@ def test_the_blind_branch_lacks_the_text_and_nothing_else():
     generate(network, canvases, Settings(guidance=2.0), [0, 1])
     hidden = np.stack([lay_out(canvas, VOCABULARY).hidden for canvas in canvases])
     assert hidden.sum(1).tolist() == [2, 3]
+    # The second has less to fill in, and leaves when it is done.
+    assert [len(tokens) for tokens in network.seen if tokens.shape[1] == hidden.shape[1]] == [4] * 4 + [2]
     for tokens, positions in zip(network.seen, network.positions):
-        sighted, blind = tokens.numpy().reshape(2, 2, -1)
-        assert (blind[hidden] == VOCABULARY.mask(TEXT)).all()
-        assert (blind[~hidden] == sighted[~hidden]).all()
-        assert (sighted[hidden] != VOCABULARY.mask(TEXT)).all()
-        assert positions.tolist() == [list(range(tokens.shape[1]))] * 4
+        sighted, blind = tokens.numpy().reshape(2, -1, tokens.shape[1])
+        unseen = hidden[: len(blind)]
+        assert (blind[unseen] == VOCABULARY.mask(TEXT)).all()
+        assert (blind[~unseen] == sighted[~unseen]).all()
+        assert (sighted[unseen] != VOCABULARY.mask(TEXT)).all()
+        assert positions.tolist() == [list(range(tokens.shape[1]))] * len(tokens)
 
 
 def test_without_guidance_there_is_no_blind_branch():

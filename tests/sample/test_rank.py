@@ -105,6 +105,15 @@ def test_the_first_candidate_is_the_one_that_is_made_alone_and_wins_if_all_are_e
         assert best.media.ids.tolist() == alone.media.ids.tolist()
 
 
+def test_where_all_candidates_are_the_same_nobody_judges():
+    canvas = Canvas(known(TEXT, [3, 4]), masked(AUDIO, 2))
+    sure, unsure = Fake(lambda context, position, modality: np.arange(columns(modality)) * 50.0), Fake(arbitrary)
+    for model in (sure, unsure):
+        generate(model, [canvas], Settings(best_of=4), [1])
+    assert sure.looks == 2
+    assert unsure.looks > 2
+
+
 def test_more_candidates_are_never_worse_in_the_model_s_own_eyes():
     canvas = Canvas(known(TEXT, [3, 4]), masked(IMAGE, 3))
     scores = []

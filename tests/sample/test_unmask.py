@@ -35,14 +35,14 @@ def law_at(states):
 
 
 class Model:
-    """Proposes from the table, and checks what it is asked. Where it is not asked, its answers are rubbish."""
+    """Proposes from the table, and checks what it is asked. What it is not asked for is rubbish."""
 
     def __init__(self, group, greedy=False):
         self.group, self.greedy, self.steps, self.asked = group, greedy, [], []
         self.table = torch.from_numpy(TABLES[group.tokens.shape[1]])
         self.bases = BASES[: group.tokens.shape[1]]
 
-    def __call__(self, tokens, where, step):
+    def __call__(self, tokens, where, step, wants):
         assert where.any(), "a look at nothing"
         assert ((tokens == self.group.mask_ids) & self.group.masked)[where].all(), "asked for what is not masked"
         assert torch.equal(tokens[~self.group.masked], self.group.tokens[~self.group.masked])
@@ -60,8 +60,8 @@ class Model:
         entropy = -(law[..., 0] * law[..., 0].log() + law[..., 1] * law[..., 1].log() + law[..., 2] * law[..., 2].log())
         return Proposals(
             torch.where(where, self.bases + drawn, -1),
-            torch.where(where, log_prob, math.nan),
-            torch.where(where, entropy, math.nan),
+            torch.where(where & torch.tensor(wants == "confidence"), log_prob, math.nan),
+            torch.where(where & torch.tensor(wants == "entropy"), entropy, math.nan),
         )
 
 
@@ -205,7 +205,7 @@ def test_one_step_fills_in_everything_at_once(case):
     tokens, model = run(case, group, 1)
     assert len(model.steps) == 1
     assert torch.equal(model.asked[0], group.masked)
-    drawn = Model(group)(group.tokens, group.masked, 0).ids
+    drawn = Model(group)(group.tokens, group.masked, 0, "ids").ids
     assert torch.equal(tokens, torch.where(group.masked, drawn, group.tokens))
 
 
@@ -518,7 +518,7 @@ def test_low_confidence_is_lladas_loop(steps, greedy):
 def test_equal_confidence_goes_from_left_to_right():
     group = many(3, given=(MASK,) * LENGTH)
 
-    def indifferent(tokens, where, step):
+    def indifferent(tokens, where, step, wants):
         return Proposals(BASES + tokens * 0, torch.full(tokens.shape, -1.0).double(), torch.ones(tokens.shape).double())
 
     for name, options in (("low_confidence", {}), ("threshold", {}), ("entropy_bounded", {"gamma": 0.5})):
@@ -531,7 +531,7 @@ def test_equal_confidence_goes_from_left_to_right():
 def test_an_answer_that_is_not_a_number_does_not_hang_a_sampler():
     group = many(2, given=(MASK,) * 5 + (0, 0))
 
-    def broken(tokens, where, step):
+    def broken(tokens, where, step, wants):
         nan = torch.full(tokens.shape, math.nan, dtype=torch.float64)
         return Proposals(BASES + tokens * 0, nan, nan)
 
@@ -575,7 +575,7 @@ def test_maskgit_counts_that_are_whole_are_not_rounded_down():
     shape = (1, size)
     group = Group(torch.full(shape, 5), torch.ones(shape, dtype=torch.bool), torch.full(shape, 5), (1,))
 
-    def propose(tokens, where, step):
+    def propose(tokens, where, step, wants):
         return Proposals(torch.zeros_like(tokens), *torch.zeros(2, *shape, dtype=torch.float64))
 
     left = []
@@ -636,7 +636,7 @@ def test_entropy_bound_is_respected_and_reached(gamma, steps):
 def test_no_bound_at_all_fills_in_everything_and_certain_positions_are_free():
     group = many(2, given=(MASK,) * LENGTH)
 
-    def model(tokens, where, step):
+    def model(tokens, where, step, wants):
         entropy = torch.tensor([0.0, 0.9, 0.0, 0.5, 0.0, 0.0, 0.7], dtype=torch.float64).expand(tokens.shape)
         return Proposals(BASES + tokens * 0, -entropy, entropy)
 

@@ -5,7 +5,7 @@ its company: its random numbers are its own, rows of unequal length never share 
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,10 +16,10 @@ from torch import Tensor
 from triptych.data.mix import random_bits
 from triptych.errors import UserError, did_you_mean
 from triptych.sample.canvas import Canvas, Layout, Span, lay_out, read_back
-from triptych.sample.group import Callback, Group, Proposals, Purpose
-from triptych.sample.logits import constrain, draw, guide, log_prob_and_entropy, temper
-from triptych.sample.rank import agreement, has_a_given_side
-from triptych.sample.rows import MOST_TOKENS, Network, hidden_states, logits
+from triptych.sample.group import Callback, Group, Proposals, Purpose, Wants
+from triptych.sample.logits import Law, constrain, guide
+from triptych.sample.rank import best, has_a_given_side
+from triptych.sample.rows import MOST_TOKENS, Columns, Network, hidden_states
 from triptych.sample.unmask import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
 
@@ -125,8 +125,7 @@ def _best(
     # The first has the seed itself: more candidates are never worse than one, as the model sees it.
     own = [seed if n == 0 else random_bits(seed, _CANDIDATE, n).item() for seed in seeds for n in range(count)]
     made = generate(network, several, replace(settings, best_of=1), own, device=device, callback=callback)
-    fit = np.array(agreement(network, made, device)).reshape(-1, count)
-    return [made[i * count + int(best)] for i, best in enumerate(fit.argmax(1))]
+    return best(network, [made[i : i + count] for i in range(0, len(made), count)], device)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -168,41 +167,44 @@ class _Proposer:
         self.modality = torch.from_numpy(np.stack([layout.modality for layout in layouts])).to(device)
         self.may_end = torch.from_numpy(np.stack([layout.may_end for layout in layouts])).to(device)
         self.hidden = torch.from_numpy(np.stack([layout.hidden for layout in layouts])).to(device)
+        self.columns = Columns(network)
 
-    def __call__(self, tokens: Tensor, where: Tensor, step: int) -> Proposals:
-        cond, uncond = self.look(tokens)
-        ids, log_prob, entropy = (
-            tokens.clone(),
-            *torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device),
-        )
+    def __call__(self, tokens: Tensor, where: Tensor, step: int, wants: Wants = "ids") -> Proposals:
+        states = self.look(tokens, where)
+        ids, settings = tokens.clone(), self.settings
+        log_prob, entropy = torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device)
         uniform = self.group.uniform(step, Purpose.TOKEN)
         for modality in Modality:
-            rows = where & (self.modality == modality)
-            if not bool(rows.any()):
-                continue
-            allowed = constrain(self.logits(cond, uncond, rows, modality), self.may_end[rows])
-            probabilities = temper(allowed, self.settings.temperature, self.settings.top_p)
-            chosen = draw(probabilities, uniform[rows])
-            log_prob_nV, entropy_n = log_prob_and_entropy(allowed)
-            ids[rows] = chosen + self.network.vocabulary.ids(modality).start
-            log_prob[rows] = log_prob_nV.gather(1, chosen[:, None])[:, 0]
-            entropy[rows] = entropy_n
+            for at, law in self.laws(states, where, modality):
+                chosen = law.draw(uniform[at], settings.temperature, settings.top_p)
+                ids[at] = chosen + self.network.vocabulary.ids(modality).start
+                if wants == "confidence":
+                    log_prob[at] = law.log_prob(chosen)
+                elif wants == "entropy":
+                    entropy[at] = law.entropy
         return Proposals(ids, log_prob, entropy)
 
-    def look(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Hidden states with and, if guided, without the text."""
-        if self.settings.guidance == 1:
-            return hidden_states(self.network, tokens), None
-        blind = torch.where(self.hidden, self.group.mask_ids, tokens)
-        cond, uncond = hidden_states(self.network, torch.cat([tokens, blind])).chunk(2)
-        return cond, uncond
+    def look(self, tokens: Tensor, where: Tensor) -> tuple[Tensor, ...]:
+        """Hidden states [n, D] of positions with and, if guided, without the text; of requests that ask for some."""
+        asks = where.any(1)
+        seen = [tokens[asks]]
+        if self.settings.guidance != 1:
+            seen.append(torch.where(self.hidden, self.group.mask_ids, tokens)[asks])
+        both = hidden_states(self.network, torch.cat(seen), torch.cat([where[asks]] * len(seen)))
+        return tuple(both.chunk(len(seen)))
 
-    def logits(self, cond: Tensor, uncond: Tensor | None, rows: Tensor, modality: Modality) -> Tensor:
-        """[n, V] float32, guided."""
-        found = logits(self.network, cond[rows], modality)
-        if uncond is None:
-            return found
-        return guide(found, logits(self.network, uncond[rows], modality), self.settings.guidance)
+    def laws(
+        self, states: tuple[Tensor, ...], where: Tensor, modality: Modality
+    ) -> Iterator[tuple[tuple[Tensor, ...], Law]]:
+        """Of the positions `where` that are of a modality, a few at a time: which they are, and what may be drawn."""
+        places = (where & (self.modality == modality)).nonzero()
+        if not len(places):
+            return
+        own = (self.modality[where] == modality).nonzero()[:, 0]
+        for rows, found in self.columns.pieces(modality, *(state[own] for state in states)):
+            at = tuple(places[rows].T)
+            logits = found[0] if len(found) == 1 else guide(found[0], found[1], self.settings.guidance)
+            yield at, Law(constrain(logits, self.may_end[at]))
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------
@@ -270,18 +272,23 @@ def _length_laws(
     The end is at or before position i with probability p(EOS at i), in one look; differences give the law.
     """
     plain = _Proposer(network, layouts, group, Settings())
-    hidden, _ = plain.look(group.tokens)
-    laws = []
+    where, asked = torch.zeros_like(group.masked), []
     for row, canvas in enumerate(canvases):
         span = _open_span(canvas)
         start = layouts[row].starts[canvas.spans.index(span)]
         assert span.open_slot is not None
         lengths = list(range(span.shortest, span.open_slot, span.stride))
-        where = torch.zeros_like(group.masked)
         where[row, [start + length for length in lengths]] = True
-        allowed = constrain(plain.logits(hidden, None, where, span.modality), plain.may_end[where])
-        ended = torch.softmax(allowed.double(), -1)[:, -1].cpu().numpy()
-        distribution = np.maximum.accumulate(ended)
+        asked.append((span.modality, lengths))
+    states = plain.look(group.tokens, where)
+    ended = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
+    for modality in {modality for modality, _ in asked}:
+        for at, law in plain.laws(states, where, modality):
+            end = torch.full_like(at[0], network.vocabulary.data_size(modality) + 1)
+            ended[at] = law.log_prob(end).exp()
+    laws = []
+    for row, (_, lengths) in enumerate(asked):
+        distribution = np.maximum.accumulate(ended[row][where[row]].cpu().numpy())
         mass = np.diff(distribution, prepend=0.0)
         mass[-1] += 1 - distribution[-1]  # whatever has not ended by then ends there
         laws.append(dict(zip(lengths, (mass / mass.sum()).tolist())))

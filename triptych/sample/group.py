@@ -6,7 +6,7 @@ in the group. So a request gives the same result alone or in any batch.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -55,9 +55,13 @@ class Proposals:
     ids: Tensor
     """[B, T] int64, drawn from the model's law after guidance, temperature and top-p."""
     log_prob: Tensor
-    """[B, T] float64, of the drawn id under the law after guidance, before temperature and top-p."""
+    """[B, T] float64, of the drawn id under the law after guidance, before temperature and top-p; if it was wanted."""
     entropy: Tensor
-    """[B, T] float64, of that law, in nats."""
+    """[B, T] float64, of that law, in nats; if it was wanted."""
+
+
+Wants = Literal["ids", "confidence", "entropy"]
+"""What a sampler is to know of the draws, besides them: each costs another pass over all columns."""
 
 
 class Propose(Protocol):
@@ -66,7 +70,7 @@ class Propose(Protocol):
     Only needed positions cost head and draw, so samplers that choose positions at random choose them first.
     """
 
-    def __call__(self, tokens: Tensor, where: Tensor, step: int) -> Proposals: ...
+    def __call__(self, tokens: Tensor, where: Tensor, step: int, wants: Wants) -> Proposals: ...
 
 
 class Callback(Protocol):

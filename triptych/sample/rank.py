@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from triptych.sample.canvas import Canvas, lay_out
-from triptych.sample.logits import constrain, log_prob_and_entropy
-from triptych.sample.rows import MOST_TOKENS, Network, hidden_states, logits
+from triptych.sample.logits import Law, constrain
+from triptych.sample.rows import MOST_TOKENS, Columns, Network, hidden_states
 from triptych.vocab import Modality
 
 # b results, T positions, L of them given, K looks, n masked positions of all looks together
@@ -27,9 +27,21 @@ def has_a_given_side(canvas: Canvas) -> bool:
     return len(canvas.spans) == 2 and len(whole) == 1 and len(whole[0].ids) > 0
 
 
+def best(network: Network, candidates: Sequence[Sequence[Canvas]], device: torch.device | str = "cpu") -> list[Canvas]:
+    """Of each list the one whose sides fit best, the first of equals. Where all are the same, nothing is judged."""
+    disputed = [each for each in candidates if len({_contents(canvas) for canvas in each}) > 1]
+    fits = iter(agreement(network, [canvas for each in disputed for canvas in each], device))
+    chosen = iter([each[int(np.argmax([next(fits) for _ in each]))] for each in disputed])
+    return [next(chosen) if len({_contents(canvas) for canvas in each}) > 1 else each[0] for each in candidates]
+
+
+def _contents(canvas: Canvas) -> tuple[tuple[Modality, bytes], ...]:
+    return tuple((span.modality, span.ids.tobytes()) for span in canvas.spans)
+
+
 def agreement(network: Network, canvases: Sequence[Canvas], device: torch.device | str = "cpu") -> list[float]:
     """Of finished pairs, how well their sides fit each other, in nats. What is equal is looked at once."""
-    keys = [tuple((span.modality, span.ids.tobytes()) for span in canvas.spans) for canvas in canvases]
+    keys = [_contents(canvas) for canvas in canvases]
     different = dict(zip(keys, canvases))
     sides = [
         log_likelihoods(network, [*different.values()], [key[place][0] for key in different], device)
@@ -68,13 +80,16 @@ def _bounds(
     masks_KT = np.zeros((LOOKS, tokens_bT.shape[1]), bool)
     masks_KT[:, masked] = masks_KL
     seen_bKT = np.where(masks_KT, network.vocabulary.mask(modality), tokens_bT[:, None])
-    hidden = hidden_states(network, torch.from_numpy(seen_bKT.reshape(-1, tokens_bT.shape[1])).to(device))
-    where = torch.from_numpy(np.tile(masks_KT, (len(tokens_bT), 1))).to(device)
-    rows = logits(network, hidden[where], modality)
-    log_prob_nV, _ = log_prob_and_entropy(constrain(rows, torch.zeros(len(rows), dtype=torch.bool, device=device)))
+    seen = torch.from_numpy(seen_bKT.reshape(-1, tokens_bT.shape[1])).to(device)
+    hidden = hidden_states(network, seen, torch.from_numpy(np.tile(masks_KT, (len(tokens_bT), 1))).to(device))
     true_bn = np.broadcast_to(tokens_bT[:, None], seen_bKT.shape)[:, masks_KT]
     true_n = torch.from_numpy(network.vocabulary.to_local(modality, true_bn.reshape(-1))).to(device)
-    log_prob_bn = log_prob_nV.gather(1, true_n[:, None]).cpu().numpy().reshape(len(tokens_bT), -1)
+    no_end = torch.zeros(len(true_n), dtype=torch.bool, device=device)
+    log_prob_n = [
+        Law(constrain(logits, no_end[rows])).log_prob(true_n[rows])
+        for rows, (logits,) in Columns(network).pieces(modality, hidden)
+    ]
+    log_prob_bn = torch.cat(log_prob_n).cpu().numpy().reshape(len(tokens_bT), -1)
     counts_K = masks_KL.sum(1)
     weight_n = np.repeat(masks_KL.shape[1] / counts_K / LOOKS, counts_K)
     # Row by row: a sum over an axis of a matrix may add in another order.

@@ -26,14 +26,14 @@ and in any group.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from triptych.diffusion.schedule import Cosine, Linear, Schedule
 from triptych.errors import UserError, did_you_mean
-from triptych.sample.group import Callback, Group, Proposals, Propose, Purpose
+from triptych.sample.group import Callback, Group, Proposals, Propose, Purpose, Wants
 
 # B requests, T positions
 
@@ -156,7 +156,7 @@ def low_confidence(
     """
 
     def rule(look: _Look, ask: _Ask) -> tuple[Tensor, Tensor]:
-        proposals = ask(look.open)
+        proposals = ask(look.open, "confidence")
         return _lowest(-proposals.log_prob, look.open, look.equal_share), proposals.ids
 
     return _run(propose, group, _checked(steps), rule, block_length, callback)
@@ -185,7 +185,7 @@ def maskgit(
         _, alpha_s = look.alphas(schedule)
         aim_B = (look.size * (1 - alpha_s) + 1e-9).long()  # what is whole in exact arithmetic is not rounded down
         left_B = torch.minimum(torch.maximum(aim_B, to_come_B), look.num_open - 1).masked_fill(look.is_last, 0)
-        proposals = ask(look.open)
+        proposals = ask(look.open, "confidence")
         gumbel_BT = -(-group.uniform(look.step, Purpose.CONFIDENCE).clamp(min=2.0**-54).log()).log()
         noise_B = choice_temperature * (to_come_B / look.steps)
         confidence_BT = proposals.log_prob + noise_B[:, None] * gumbel_BT
@@ -212,7 +212,7 @@ def threshold(
         raise UserError(f"the threshold must be above 0 and at most 1, got {threshold}.")
 
     def rule(look: _Look, ask: _Ask) -> tuple[Tensor, Tensor]:
-        proposals = ask(look.open)
+        proposals = ask(look.open, "confidence")
         sure_BT = look.open & (proposals.log_prob >= math.log(threshold))
         return sure_BT | _lowest(-proposals.log_prob, look.open, look.least), proposals.ids
 
@@ -238,7 +238,7 @@ def entropy_bounded(
         raise UserError(f"gamma must be 0 or more, got {gamma}.")
 
     def rule(look: _Look, ask: _Ask) -> tuple[Tensor, Tensor]:
-        proposals = ask(look.open)
+        proposals = ask(look.open, "entropy")
         entropy_BT = proposals.entropy.clamp(min=0.0).masked_fill(~look.open, 0.0)
         order_BT = _order(entropy_BT, look.open)
         sorted_BT = entropy_BT.gather(1, order_BT)
@@ -333,7 +333,10 @@ class _Look:
         return _rowwise(schedule.alpha, left / self.steps), _rowwise(schedule.alpha, (left - 1) / self.steps)
 
 
-_Ask = Callable[[Tensor], Proposals]
+class _Ask(Protocol):
+    def __call__(self, where_BT: Tensor, wants: Wants = "ids") -> Proposals: ...
+
+
 # A look -> the positions [B, T] that change, masked ones to what the model drew, filled ones to MASK; and the draws.
 _Rule = Callable[[_Look, _Ask], tuple[Tensor, Tensor]]
 
@@ -392,9 +395,9 @@ def _run(
 def _asker(propose: Propose, tokens_BT: Tensor, step: int) -> _Ask:
     """What a rule asks the model with; the model is spared a look at nothing."""
 
-    def ask(where_BT: Tensor) -> Proposals:
+    def ask(where_BT: Tensor, wants: Wants = "ids") -> Proposals:
         if bool(where_BT.any()):
-            return propose(tokens_BT, where_BT, step)
+            return propose(tokens_BT, where_BT, step, wants)
         nothing = torch.zeros_like(tokens_BT, dtype=torch.float64)
         return Proposals(tokens_BT, nothing, nothing)
 
