@@ -42,13 +42,20 @@ format: $(VENV)/.installed-all
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A short form of every benchmark, about ten minutes; each alone, with --help, says what it measures.
+bench: export OMP_NUM_THREADS =
 bench: $(VENV)/.installed-all
-	$(BIN)/python bench/loader.py
-	$(BIN)/python bench/loader.py --rows
+	$(BIN)/python bench/limit.py --short
+	$(BIN)/python bench/train.py --short
+	$(BIN)/python bench/sample.py --short
+	$(BIN)/python bench/padding.py --short
+	$(BIN)/python bench/growth.py --short
+	$(BIN)/python bench/startup.py --short
+	$(BIN)/python bench/fewer_steps.py --only questions --pictures 24 --sounds 8 --records out/fewer_steps.jsonl --figure out/fewer-steps.png
+	$(BIN)/python bench/loader.py --seconds 1
 	$(BIN)/python bench/movq.py
-	$(BIN)/python bench/head.py
-	$(BIN)/python bench/checkpoints.py
-	$(BIN)/python bench/memory.py
+	$(BIN)/python bench/checkpoints.py --steps 41 --repeats 1
+	$(BIN)/python bench/memory.py --only small
 
 clean:
 	rm -rf $(VENV) out runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

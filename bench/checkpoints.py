@@ -14,11 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from measure import random_data
 
-from triptych.data.shards import Manifest, write_shard
-from triptych.data.types import TokenSample
 from triptych.recipes import recipe
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
@@ -27,28 +25,8 @@ from triptych.train.config import RunConfig
 from triptych.train.log import read_records
 from triptych.train.loop import train
 from triptych.train.ranks import Ranks
-from triptych.vocab import Task
 
-LENGTHS = {Task.TEXT: (0, 12), Task.IMAGE_TEXT: (16, 12), Task.AUDIO_TEXT: (35, 12)}
 EVERY = 20
-
-
-def random_data(folder: Path, bundle: TokenizerBundle) -> tuple[str, ...]:
-    rng, vocabulary, found = np.random.default_rng(0), bundle.vocabulary, []
-    sizes = {"text": vocabulary.text, "image": vocabulary.image, "audio": vocabulary.audio}
-    for task, (media, text) in LENGTHS.items():
-        path = folder / task.label
-        path.mkdir(parents=True)
-        ids = sizes[task.partner.name.lower()] if task.partner else 1
-        samples = [
-            TokenSample(task, rng.integers(ids, size=media), rng.integers(vocabulary.text, size=text))
-            for _ in range(2000)
-        ]
-        info = write_shard(path / "shard-00000.safetensors", samples, vocabulary)
-        made_by = {name: bundle.fingerprints[name] for name in ("text",)}
-        Manifest(name=task.label, task=task.name, vocabulary=sizes, tokenizers=made_by, shards=[info]).save(path)
-        found.append(str(path))
-    return tuple(found)
 
 
 def seconds(config: RunConfig, folder: Path, bundle: TokenizerBundle) -> float:

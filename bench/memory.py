@@ -42,7 +42,7 @@ class Shape:
     """Of a micro-batch on one rank."""
     seq_len: int
     sequences_per_row: int = 1
-    """With more than one, a mask keeps them apart."""
+    """With more than one, attention is by buckets."""
     micro_batches: int = 1
     scope: str = "full"
     ema: bool = False
@@ -204,7 +204,7 @@ def predict(shape: Shape) -> Any:
         shape.ranks,
         rows=shape.rows,
         row_length=shape.seq_len * shape.sequences_per_row,
-        has_mask=shape.sequences_per_row > 1,
+        context=shape.seq_len if shape.sequences_per_row > 1 else None,
         predicted=0.5,  # of the linear schedule
         accumulates=shape.micro_batches > 1,
         has_ema=shape.ema,

@@ -1,0 +1,85 @@
+"""What padding costs: useful tokens a second with and without it, on the paper's lengths.
+
+    python bench/padding.py [--short] [--json FILE]
+
+The paper pads every pair of a picture or a sound with a text to 3,256 positions. Here the same sequences are trained on
+as padded rows, of which every position is computed (and nothing masked out, which would cost more), and as Triptych
+does: real positions only, attention within each sequence. Forward and backward passes of a small model with the paper's
+vocabulary and a softmax per modality, in turns.
+"""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from loader import write_mix
+from measure import arguments, begin, in_turns, save, table
+
+from triptych.data.loader import Loader, LoaderConfig
+from triptych.data.pack import Packed, Padded
+from triptych.model.segments import whole_rows
+from triptych.model.transformer import ModelConfig, Transformer, initialise
+from triptych.recipes import recipe
+from triptych.train.ranks import Ranks
+from triptych.train.step import ModelInput, micro_inputs
+from triptych.vocab import paper_vocabulary
+
+SEQ_LEN = 3256
+CPU = torch.device("cpu")
+
+
+def measure(short: bool) -> list[dict[str, Any]]:
+    shape = ModelConfig(num_layers=4, width=128 if short else 256, num_heads=4, d_ff=704, softmax_scope="modality")
+    model = Transformer(shape, paper_vocabulary())
+    initialise(model, 0)
+    run = replace(recipe("paper_base"), model=shape)
+    layouts = {
+        "padded rows": Padded(micro_batch_rows=3),
+        "real positions": Packed(row_length=3 * SEQ_LEN, micro_batch_rows=1),
+    }
+    inputs: dict[str, list[ModelInput]] = {}
+    tokens, positions = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        datasets = write_mix(Path(folder), "paper")
+        for name, layout in layouts.items():
+            config = LoaderConfig(seq_len=SEQ_LEN, global_batch=3 if short else 9, layout=layout, prefetch=0)
+            with Loader(datasets, config) as loader:
+                step = next(loader)
+            made = micro_inputs(step, replace(run, loader=config), paper_vocabulary(), CPU, Ranks())
+            inputs[name] = [
+                replace(each, segments=whole_rows(*each.tokens.shape, CPU)) if name == "padded rows" else each
+                for each in made
+            ]
+            tokens[name] = step.num_tokens
+            positions[name] = sum(sum(each.segments.lengths) for each in inputs[name])
+
+    def passes(name: str) -> None:
+        for each in inputs[name]:
+            model(each.tokens, each.positions, each.segments, each.targets).total.backward()
+        model.zero_grad()
+
+    seconds = in_turns({name: lambda name=name: passes(name) for name in layouts}, 1 if short else 3)
+    useful = {name: tokens[name] / seconds[name] for name in layouts}
+    return [
+        {
+            "layout": name,
+            "positions computed": positions[name],
+            "of them real": tokens[name] / positions[name],
+            "useful tokens/s over padded": useful[name] / useful["padded rows"],
+        }
+        for name in layouts
+    ]
+
+
+def main() -> None:
+    args = arguments(__doc__).parse_args()
+    begin(args)
+    rows = measure(args.short)
+    table("Padding, with the paper's lengths", rows)
+    save(args, padding=rows)
+
+
+if __name__ == "__main__":
+    main()
