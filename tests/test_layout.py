@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "tokenizers": {"errors", "vocab"},
     "data": {"errors", "vocab", "tokenizers"},
     "diffusion": {"errors", "vocab", "data"},
-    "model": {"errors", "vocab"},
+    "model": {"errors", "vocab", "data"},
     "transfer": {"errors", "model"},
     "train": {"errors", "vocab", "tokenizers", "data", "diffusion", "model", "transfer", "saved"},
     "recipes": {"errors", "data", "diffusion", "model", "transfer", "train"},

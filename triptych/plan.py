@@ -181,7 +181,10 @@ class Dealt:
     micro_batch_rows: int
     """On one rank, of the largest micro-batch."""
     row_length: int
+    filled: float
+    """Share of its positions that are no padding, at most: on the fullest rank, of any micro-batch."""
     has_mask: bool
+    """Whether rows hold several sequences, or padding."""
 
 
 def deal(batches: Batches, layout: Layout, seq_len: int, ranks: int) -> Dealt:
@@ -189,6 +192,11 @@ def deal(batches: Batches, layout: Layout, seq_len: int, ranks: int) -> Dealt:
     every = [placement for _, placements in placed for placement in placements]
     largest = max(every, key=lambda placement: placement.num_rows * placement.width)
     tokens, steps = sum(int(lengths.sum()) for lengths in batches.lengths), len(placed)
+    most_tokens = max(
+        np.bincount(placement.rows % ranks, weights=lengths[placement.slots]).max(initial=0)
+        for lengths, placements in placed
+        for placement in placements
+    )
     return Dealt(
         sequences=len(batches.lengths[0]),
         tokens=tokens / steps,
@@ -199,6 +207,7 @@ def deal(batches: Batches, layout: Layout, seq_len: int, ranks: int) -> Dealt:
         micro_batches=max(len(placements) for _, placements in placed),
         micro_batch_rows=largest.num_rows // ranks,
         row_length=largest.width,
+        filled=float(most_tokens) / (largest.num_rows // ranks * largest.width),
         # A row that is one whole sequence, or empty, needs none.
         has_mask=any(
             bool((lengths[placement.slots] < placement.width).any()) for lengths, all_ in placed for placement in all_
@@ -358,7 +367,8 @@ def estimate(
         ranks,
         rows=dealt.micro_batch_rows,
         row_length=dealt.row_length,
-        has_mask=dealt.has_mask,
+        context=dealt.context if dealt.has_mask else None,
+        filled=dealt.filled,
         accumulates=dealt.micro_batches * views > 1,
         has_ema=config.ema_decay is not None,
         on_gpu=machine.is_gpu,

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,14 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from triptych.model.count import Load, Memory, _kept, advice, flops, memory, parameters
-from triptych.model.transformer import (
-    ModelConfig,
-    Targets,
-    Transformer,
-    attend_within_segments,
-    initialise,
-    tagged_parameters,
-)
+from triptych.model.segments import Segments, find_segments, whole_rows
+from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise, tagged_parameters
 from triptych.recipes import recipe
 from triptych.train.config import ParallelConfig
 from triptych.vocab import Vocabulary, paper_vocabulary
@@ -116,7 +111,9 @@ def test_flops_are_those_that_torch_counts(config: ModelConfig, rows: int, lengt
     exact = 2.0 * (SMALL.size - NO_ANSWERS) * config.width
     assert forward.get_total_flops() == everything * (found.matrices + found.attention + exact)
     assert found.unembedding == exact * SMALL.size / (SMALL.size - NO_ANSWERS)
-    assert training.get_total_flops() == 3 * forward.get_total_flops()
+    # The gradients of the norms of queries and keys take a product with both gains, of 2 heads x 2 numbers a position.
+    of_norms = config.num_layers * everything * 2 * config.width * 2 * 2
+    assert training.get_total_flops() - of_norms == 3 * forward.get_total_flops()
     assert found.training == 3 * found.forward
     assert flops(config, SMALL, length, predicted=0.25).unembedding == found.unembedding / 4
     assert flops(config, SMALL, length, attention="busbridge_h1").attention == found.attention / 2
@@ -159,12 +156,18 @@ def test_forward_flops_of_busbridge_table_13(config: ModelConfig, forward: float
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def kept_bytes(model: Transformer, rows: int, length: int, is_masked: bool) -> int:
+def halved(rows: int, length: int, is_cut: bool) -> Segments:
+    """Rows that are whole sequences, or two each."""
+    if not is_cut:
+        return whole_rows(rows, length, torch.device("cpu"))
+    ids = np.broadcast_to(np.arange(length) < length // 2, (rows, length)) + 1
+    return find_segments(ids, torch.device("cpu"))
+
+
+def kept_bytes(model: Transformer, rows: int, length: int, is_cut: bool, asked: int) -> int:
     """Of everything that autograd keeps until the backward pass, each storage once, without the weights."""
     tokens = torch.randint(0, SMALL.size, (rows, length))
     positions = torch.arange(length).expand(rows, length)
-    segments = (torch.arange(length) < length // 2).long().expand(rows, length) + 1
-    attend = attend_within_segments(segments) if is_masked else None
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.Tensor] = {}  # the tensors, too: an address that is freed may be given again
 
@@ -174,11 +177,12 @@ def kept_bytes(model: Transformer, rows: int, length: int, is_masked: bool) -> i
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(tokens, positions, attend)
+        model(tokens, positions, halved(rows, length, is_cut), asked_n=torch.arange(asked))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-@pytest.mark.parametrize("is_masked", [False, True], ids=["whole rows", "segments"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole rows", "segments"])
+@pytest.mark.parametrize("predicted", [1.0, 0.25])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("config", "rows", "length"),
@@ -186,17 +190,22 @@ def kept_bytes(model: Transformer, rows: int, length: int, is_masked: bool) -> i
         (ModelConfig(num_layers=1, width=64, num_heads=4, d_ff=176), 2, 32),
         (ModelConfig(num_layers=6, width=256, num_heads=4, d_ff=640), 4, 100),
         (ModelConfig(num_layers=3, width=96, num_heads=2, d_ff=64), 1, 700),
+        (ModelConfig(num_layers=2, width=96, num_heads=6, d_ff=200), 2, 192),
+        (ModelConfig(num_layers=2, width=96, num_heads=6, d_ff=200), 2, 194),
     ],
 )
 def test_activations_are_what_autograd_keeps(
-    config: ModelConfig, rows: int, length: int, dtype: torch.dtype, is_masked: bool
+    config: ModelConfig, rows: int, length: int, dtype: torch.dtype, predicted: float, is_cut: bool
 ) -> None:
     model = Transformer(config, SMALL)
     initialise(model, 0)
-    found = _kept(config, Load(rows=rows, row_length=length, has_mask=is_masked, number_bytes=dtype.itemsize))
-    ids = 8 * rows * length  # of the inputs, autograd keeps these
-    assert kept_bytes(model.to(dtype), rows, length, is_masked) == pytest.approx(
-        found.all - found.inputs + ids, rel=0.01
+    context = length / 2 if is_cut else None
+    load = Load(rows=rows, row_length=length, context=context, predicted=predicted, number_bytes=dtype.itemsize)
+    found = _kept(config, load)
+    # Of the inputs, autograd keeps these: where positions stand in buckets, there and back.
+    indices = 16 * rows * length if is_cut else 0
+    assert kept_bytes(model.to(dtype), rows, length, is_cut, load.asked) == pytest.approx(
+        found.all - found.inputs + indices, rel=0.01
     )
 
 
@@ -207,28 +216,40 @@ class Training:
     moment: str
     layers: int = 2
     width: int = 128
+    heads: int = 4
     d_ff: int = 320
     ids: int = 320
     rows: int = 4
     length: int = 128
     scope: str = "full"
+    predicted: float = 0.5
     micro_batches: int = 1
-    is_masked: bool = False
+    is_cut: bool = False
     is_checkpointed: bool = False
 
 
 TRAININGS = {
     "a large vocabulary": Training(moment="head", ids=20_000),
     "a large vocabulary, twice": Training(moment="head", ids=20_000, micro_batches=2),
-    "a softmax per modality": Training(
-        moment="head, backward", ids=80_000, length=16, scope="modality", micro_batches=2
+    "a softmax per modality": Training(moment="head", ids=80_000, length=16, scope="modality", micro_batches=2),
+    "all is predicted": Training(moment="last norm", d_ff=32, ids=20, rows=8, length=256, predicted=1.0),
+    "wide MLPs": Training(moment="last MLP", d_ff=768, rows=8),
+    "wide MLPs, twice": Training(moment="last MLP", d_ff=768, rows=8, micro_batches=2),
+    "long rows": Training(moment="last MLP", rows=2, length=512),
+    "long rows, halved": Training(moment="last MLP", rows=2, length=512, is_cut=True),
+    "narrow MLPs": Training(moment="last attention", d_ff=128, ids=40, rows=8),
+    "narrow MLPs, halved rows": Training(moment="last attention", d_ff=128, ids=40, length=384, is_cut=True),
+    "narrow MLPs, halved long rows": Training(moment="last attention", d_ff=128, ids=40, length=512, is_cut=True),
+    "narrow MLPs, long rows": Training(moment="last attention", d_ff=64, ids=40, rows=2, length=512),
+    "narrow MLPs, twice": Training(moment="last attention", d_ff=128, length=192, heads=8, micro_batches=2),
+    "hardly anything is predicted": Training(
+        moment="inner MLP", layers=3, d_ff=1280, ids=40, length=512, predicted=0.1
     ),
-    "narrow MLPs": Training(moment="last norm", d_ff=128, ids=40, rows=8),
-    "narrow MLPs and a mask": Training(moment="last norm", d_ff=128, ids=40, length=512, is_masked=True),
-    "wide MLPs": Training(moment="last block", d_ff=768, rows=8),
-    "wide MLPs, twice": Training(moment="last block", d_ff=768, rows=8, micro_batches=2),
-    "computed again": Training(moment="last block", layers=12, rows=8, is_checkpointed=True, micro_batches=2),
-    "few positions, computed again": Training(moment="first block", d_ff=768, rows=1, is_checkpointed=True),
+    "computed again": Training(moment="inner MLP", layers=12, rows=8, is_checkpointed=True, micro_batches=2),
+    "few positions, computed again": Training(moment="first MLP", d_ff=768, rows=1, is_checkpointed=True),
+    "long softmaxes, computed again": Training(
+        moment="first attention", layers=4, d_ff=128, heads=8, length=192, is_checkpointed=True
+    ),
     "hardly any positions": Training(moment="embedding", layers=4, rows=1, length=16),
 }
 
@@ -237,22 +258,21 @@ def most_allocated(model: Transformer, case: Training) -> int:
     """Of a step, beyond weights and moments, as the profiler sees every allocation."""
     vocabulary, everything = model.vocabulary, case.rows * case.length
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    half = everything // 2
+    asked = round(everything * case.predicted)
     targets = Targets(
-        rows_n=torch.arange(half),
-        ids_n=torch.randint(vocabulary.text, (half,)),
-        loss_weight_n=torch.full((half,), 1 / half),
-        z_weight_n=torch.zeros(half),
-        counts=(half, 0, 0),
+        rows_n=torch.arange(asked),
+        ids_n=torch.randint(vocabulary.text, (asked,)),
+        loss_weight_n=torch.full((asked,), 1 / asked),
+        z_weight_n=torch.zeros(asked),
+        counts=(asked, 0, 0),
     )
-    segments = (torch.arange(case.length) < case.length // 2).long().expand(case.rows, -1) + 1
 
     def step() -> None:
         for _ in range(case.micro_batches):
             tokens = torch.randint(vocabulary.size, (case.rows, case.length))
             positions = torch.arange(case.length).expand(case.rows, -1)
-            attend = attend_within_segments(segments) if case.is_masked else None
-            model(tokens, positions, attend, targets).total.backward()
+            segments = halved(case.rows, case.length, case.is_cut)
+            model(tokens, positions, segments, targets).total.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -273,7 +293,7 @@ def test_memory_is_what_is_allocated(case: Training) -> None:
     config = ModelConfig(
         num_layers=case.layers,
         width=case.width,
-        num_heads=4,
+        num_heads=case.heads,
         d_ff=case.d_ff,
         softmax_scope=case.scope,  # type: ignore[arg-type]
     )
@@ -288,8 +308,8 @@ def test_memory_is_what_is_allocated(case: Training) -> None:
         Load(
             rows=case.rows,
             row_length=case.length,
-            has_mask=case.is_masked,
-            predicted=0.5,
+            context=case.length / 2 if case.is_cut else None,
+            predicted=case.predicted,
             accumulates=case.micro_batches > 1,
             checkpoint_activations=case.is_checkpointed,
         ),
@@ -343,9 +363,9 @@ def test_the_head_keeps_its_gradients() -> None:
     found = memory(config, large, Load(rows=1, row_length=100))
     assert found.moment == "head"
     columns = 5000 + 30 + 20 + 6  # BOS and EOS of each modality
-    hidden = 3 * 100 * 64 * 4  # of all, of those that are predicted (here all), and their gradients
-    tables = 2 * columns * 64 * 4  # the three tables as one, and its gradient
-    assert found.head == hidden + tables + 2 * 100 * columns * 4
+    hidden = 2 * 100 * 64 * 4  # of those that are predicted (here all), and their gradients
+    tables = large.size * 64 * 4  # of the gradients, also for ids that are no answers
+    assert found.head == hidden + tables + 100 * columns * 4
 
 
 def test_ranks_divide_what_they_hold_and_gather_what_they_use() -> None:
@@ -379,19 +399,39 @@ def test_ranks_divide_what_they_hold_and_gather_what_they_use() -> None:
 
     # While the last block is computed backwards: the unembedding's gradients whole, the block's twice.
     many = found(4, 8, 256)
-    assert many.moment == "last block"
+    assert many.moment == "last MLP"
     assert many.gradients == 4 * unembedding + 8 * block
     assert found(4, 8, 256, accumulates=True).gradients == many.gradients + 4 * whole // 4
     halves = found(4, 8, 256, precision="bfloat16", checkpoint_activations=True)
-    assert halves.moment == "last block"
+    assert halves.moment == "last MLP"
     assert halves.gradients == 2 * unembedding + 6 * block
 
 
-def test_a_gpu_keeps_less_of_norms() -> None:
+def test_a_gpu_keeps_less() -> None:
     config = ModelConfig(num_layers=4, width=64, num_heads=4, d_ff=176)
-    cpu, gpu = (_kept(config, Load(rows=1, row_length=50, on_gpu=on_gpu)) for on_gpu in (False, True))
-    # Input over its rms of both norms, and that of queries and keys.
-    assert cpu.block - gpu.block == 50 * 4 * (2 + 2) * 64
+
+    def block(**load: object) -> float:
+        """Bytes of one position."""
+        return _kept(config, Load(rows=2, row_length=25, **load)).block(0) / 50  # type: ignore[arg-type]
+
+    # Neither the softmax nor a result of its own for the output projection, but a log-sum-exp per head.
+    assert block() - block(on_gpu=True) == 4 * (4 * 25 + 64 - 4)
+    # Below float32, norms keep their input as it is, not as 4 bytes and once more over its rms; and the heads' nothing.
+    assert block(number_bytes=2) - block(number_bytes=2, on_gpu=True) == 2 * 6 * 64 + 16 * 64
+    # Sequences of many lengths are one kernel there, without copies; it has none for float32.
+    assert block(number_bytes=2, on_gpu=True, context=9) == block(number_bytes=2, on_gpu=True)
+    assert block(on_gpu=True, context=9) - block(on_gpu=True) == 4 * 2 * 64
+
+
+def test_padding_is_computed_on_a_gpu_only() -> None:
+    cpu = Load(rows=4, row_length=50, context=30, filled=0.6, predicted=0.25)
+    assert (cpu.computed, cpu.asked) == (120, 30)
+    gpu = replace(cpu, on_gpu=True)
+    assert (gpu.computed, gpu.asked) == (200, 50)
+    config = ModelConfig(num_layers=4, width=64, num_heads=4, d_ff=176)
+    found, full = (_kept(config, load) for load in (cpu, replace(cpu, filled=1.0)))
+    assert found.all - found.inputs == pytest.approx(0.6 * (full.all - full.inputs))
+    assert found.inputs == full.inputs  # they come with it
 
 
 def with_items(**items: int) -> Memory:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triptych.model import head
-from triptych.model.head import linear_cross_entropy
+from triptych.model.head import chunk_rows, linear_cross_entropy
 from triptych.model.transformer import Loss, ModelConfig, Targets, Transformer, initialise
 from triptych.vocab import Modality, Task, Vocabulary
 
@@ -44,7 +44,7 @@ def truth(hidden, unembed, targets, loss_weight, z_weight, upstream: float = 1.0
 @pytest.mark.parametrize("chunk", [1, 5, 22, 23, 24, 1000, None])
 def test_loss_and_gradients_are_those_of_a_dense_softmax(chunk: int | None) -> None:
     hidden, unembed, targets, loss_weight, z_weight = inputs()
-    loss, nll, lse = linear_cross_entropy(hidden, unembed, targets, loss_weight, z_weight, chunk)
+    loss, nll, lse = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight, chunk=chunk)
     (3.5 * loss).backward()
     expected = truth(hidden, unembed, targets, loss_weight, z_weight, upstream=3.5)
     for found, true in zip((loss, nll, lse, hidden.grad, unembed.grad), expected, strict=True):
@@ -66,7 +66,7 @@ def test_z_loss_and_weights_have_a_part_in_it() -> None:
 def test_gradients_point_where_the_loss_falls() -> None:
     """By finite differences of the loss itself: no autograd on either side."""
     hidden, unembed, targets, loss_weight, z_weight = inputs()
-    linear_cross_entropy(hidden, unembed, targets, loss_weight, z_weight, 5)[0].backward()
+    linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight, chunk=5)[0].backward()
     generator = torch.Generator().manual_seed(3)
     for tensor in (hidden, unembed):
         direction = torch.randn(tensor.shape, generator=generator)
@@ -87,11 +87,13 @@ def test_gradients_point_where_the_loss_falls() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_further_from_the_truth_than_a_dense_softmax(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sizes", [(COLUMNS,), (17, 9, 11)], ids=str)
+def test_no_further_from_the_truth_than_a_dense_softmax(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     for seed in range(3):
         hidden, unembed, targets, loss_weight, z_weight = inputs(seed=seed, dtype=dtype)
         true = truth(hidden, unembed, targets, loss_weight, z_weight)
-        loss, nll, lse = linear_cross_entropy(hidden, unembed, targets, loss_weight, z_weight, 7)
+        tables = unembed.split(sizes)
+        loss, nll, lse = linear_cross_entropy(hidden, tables, targets, loss_weight, z_weight, chunk=7)
         loss.backward()
         ours = (loss, nll, lse, hidden.grad, unembed.grad)
         plain_hidden, plain_unembed = (x.detach().clone().requires_grad_() for x in (hidden, unembed))
@@ -108,7 +110,7 @@ def test_huge_logits_overflow_nothing() -> None:
     hidden, unembed, targets, loss_weight, z_weight = inputs()
     with torch.no_grad():
         hidden.mul_(300.0)
-    loss, nll, _ = linear_cross_entropy(hidden, unembed, targets, loss_weight, z_weight, 4)
+    loss, nll, _ = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight, chunk=4)
     loss.backward()
     expected = truth(hidden, unembed, targets, loss_weight, z_weight)
     assert nll.max() > 500
@@ -118,12 +120,59 @@ def test_huge_logits_overflow_nothing() -> None:
 
 def test_no_rows_are_no_loss() -> None:
     hidden, unembed, targets, loss_weight, z_weight = inputs(rows=0)
-    loss, nll, lse = linear_cross_entropy(hidden, unembed, targets, loss_weight, z_weight)
+    loss, nll, lse = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight)
     loss.backward()
     assert float(loss.detach()) == 0
     assert nll.shape == lse.shape == (0,)
     assert hidden.grad.shape == hidden.shape
     assert torch.equal(unembed.grad, torch.zeros_like(unembed))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 23, None])
+@pytest.mark.parametrize("sizes", [(17, 9, 11), (14, 9, 4), (17, 1, 0)], ids=str)
+def test_tables_side_by_side_are_one(sizes: tuple[int, int, int], chunk: int | None) -> None:
+    """Rows beyond the sizes are not there: no loss, and a gradient of zero."""
+    hidden, unembed, targets, loss_weight, z_weight = inputs()
+    targets = targets % sum(sizes)
+    tables = [table.detach().clone().requires_grad_() for table in unembed.split((17, 9, 11))]
+    loss, nll, lse = linear_cross_entropy(hidden, tables, targets, loss_weight, z_weight, sizes=sizes, chunk=chunk)
+    (0.3 * loss).backward()
+    together = torch.cat([table[:size] for table, size in zip(tables, sizes)])
+    *rows, of_hidden, of_unembed = truth(hidden, together, targets, loss_weight, z_weight, upstream=0.3)
+    for found, true in zip((loss, nll, lse, hidden.grad), (*rows, of_hidden), strict=True):
+        torch.testing.assert_close(found.detach().double(), true, atol=2e-5, rtol=2e-5)
+    for table, size, true in zip(tables, sizes, of_unembed.split(sizes)):
+        torch.testing.assert_close(table.grad[:size].double(), true, atol=2e-5, rtol=2e-5)
+        assert torch.equal(table.grad[size:], torch.zeros_like(table[size:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Products a few columns at a time, then passes over a few rows at a time."""
+
+    def results() -> list[torch.Tensor]:
+        hidden, unembed, *others = inputs(dtype=dtype)
+        loss, nll, lse = linear_cross_entropy(hidden, [unembed[:20], unembed[20:]], *others, chunk=9)
+        loss.backward()
+        return [loss.detach(), nll, lse, hidden.grad, unembed.grad]
+
+    at_once = results()
+    monkeypatch.setattr(head, "_SLICE", 8)
+    monkeypatch.setattr(head, "_PIECE_BYTES", 4 * COLUMNS * 4)
+    for found, expected in zip(results(), at_once, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_gradients_can_be_asked_for_once() -> None:
+    """They are handed on, not copied: what comes after would change them."""
+    hidden, unembed, *others = inputs()
+    loss, _, _ = linear_cross_entropy(hidden, [unembed], *others)
+    loss.backward(retain_graph=True)
+    before = hidden.grad.clone(), unembed.grad.clone()
+    with pytest.raises(AssertionError, match="once"):
+        loss.backward()
+    assert torch.equal(hidden.grad, before[0])
+    assert torch.equal(unembed.grad, before[1])
 
 
 # -- what is held -----------------------------------------------------------------------------------------------------
@@ -150,7 +199,7 @@ def test_logits_are_never_held_at_once(grad: bool) -> None:
     hidden, unembed, targets, loss_weight, z_weight = inputs(rows)
     hidden, unembed = hidden.detach().requires_grad_(grad), unembed.detach().requires_grad_(grad)
     with Watch() as watch:
-        loss, _, _ = linear_cross_entropy(hidden, unembed, targets, loss_weight, z_weight, chunk)
+        loss, _, _ = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight, chunk=chunk)
         if grad:
             loss.backward()
     wide = [shape for _, shape in watch.made if COLUMNS in shape]
@@ -163,10 +212,13 @@ def test_logits_are_never_held_at_once(grad: bool) -> None:
 
 def test_the_chunk_follows_the_size_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "_CHUNK_BYTES", 4 * COLUMNS * 100)
-    for least, expected in ((64, 100), (150, 150)):
+    # As many as there is room for, in whole multiples of the least.
+    for least, expected in ((25, 100), (64, 64), (150, 150)):
         monkeypatch.setattr(head, "_LEAST_ROWS", least)
+        assert chunk_rows(COLUMNS) == expected
+        hidden, unembed, *others = inputs(400)
         with Watch() as watch:
-            linear_cross_entropy(*inputs(400))
+            linear_cross_entropy(hidden, [unembed], *others)
         assert max(shape[0] for name, shape in watch.made if name == "mm" and shape[1] == COLUMNS) == expected
 
 
@@ -274,14 +326,16 @@ def test_a_narrower_softmax_is_never_worse() -> None:
 
 @pytest.mark.parametrize("scope", ["full", "modality"])
 def test_looking_without_training_costs_one_product(scope: str) -> None:
-    model, targets = build(scope), mixed_targets((4, 4, 3), 12)
-    hidden = torch.randn(12, 16)
+    """One with each table, of all rows or of those that choose from it."""
+    counts = (4, 4, 3)
+    model, targets = build(scope), mixed_targets(counts, 12)
+    hidden = torch.randn(sum(counts), 16)
     with torch.no_grad(), Watch() as watch:
         model._loss(hidden, targets)
-    assert sum(name in ("mm", "addmm_", "addmm") for name, _ in watch.made) == (1 if scope == "full" else 3)
+    assert sum(name in ("mm", "addmm_", "addmm") for name, _ in watch.made) == 3
+    rows = [sum(counts)] * 3 if scope == "full" else counts
     widths = [len(answers(modality)) for modality in Modality]
-    found = {shape[1] for name, shape in watch.made if name == "mm"}
-    assert found == ({sum(widths)} if scope == "full" else set(widths))
+    assert [shape for name, shape in watch.made if name == "mm"] == list(zip(rows, widths))
 
 
 def test_parts_add_up() -> None:

@@ -8,14 +8,10 @@ import pytest
 import torch
 
 from triptych.errors import UserError
-from triptych.model.layers import rotary_angles, rotate
-from triptych.model.transformer import (
-    ModelConfig,
-    Transformer,
-    attend_within_segments,
-    initialise,
-    tagged_parameters,
-)
+from triptych.model.fused import turn
+from triptych.model.layers import rotary_angles
+from triptych.model.segments import Segments, find_segments, whole_rows
+from triptych.model.transformer import ModelConfig, Transformer, initialise, tagged_parameters
 from triptych.vocab import Modality, Task, Vocabulary
 
 VOCABULARY = Vocabulary(text=50, image=30, audio=20)
@@ -124,17 +120,17 @@ def test_hidden_states_are_those_of_qwen3(config: ModelConfig, rows: int, length
     # In float64 all but their norms and both angles, which are rounded to about 1e-7 of the position.
     model.double()
     positions = torch.randint(0, 200, (rows, length), generator=torch.Generator().manual_seed(1))
-    attend = None if segments is None else attend_within_segments(torch.tensor(segments))
-    may_see = torch.ones(rows, 1, length, length, dtype=torch.bool) if attend is None else attend
+    ids = torch.ones(rows, length) if segments is None else torch.tensor(segments)
+    may_see = ids[:, None, :, None] == ids[:, None, None, :]
     with torch.no_grad():
-        ours = model(tokens, positions, attend)
+        ours = model(tokens, positions, None if segments is None else found(ids))
         theirs = as_qwen3(model)(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=torch.zeros(may_see.shape, dtype=torch.float64).masked_fill(~may_see, -torch.inf),
         ).last_hidden_state
     assert ours.std() > 0.3  # not a comparison of nothing with nothing
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours[ids > 0], theirs[ids > 0], atol=1e-5, rtol=0)
 
 
 def test_rotation_keeps_lengths_and_sees_only_distances() -> None:
@@ -142,7 +138,7 @@ def test_rotation_keeps_lengths_and_sees_only_distances() -> None:
     q, k = torch.randn(2, 1, 1, 1, 16, generator=generator)
 
     def score(at: int, of: int) -> float:
-        turned = [rotate(x, *rotary_angles(torch.tensor([[p]]), 16, 10_000.0)) for x, p in ((q, at), (k, of))]
+        turned = [turn(x, *rotary_angles(torch.tensor([p]), 16, 10_000.0)) for x, p in ((q, at), (k, of))]
         torch.testing.assert_close(turned[0].norm(), q.norm())
         return float((turned[0] * turned[1]).sum())
 
@@ -164,15 +160,18 @@ def packed(lengths: list[int], padding: int, seed: int = 0) -> tuple[torch.Tenso
     return tokens, positions, torch.tensor([ids])
 
 
+def found(ids: torch.Tensor) -> Segments:
+    return find_segments(ids.numpy(), torch.device("cpu"))
+
+
 @torch.no_grad()
 def test_a_sequence_does_not_know_its_neighbours() -> None:
     model, lengths = build(), [7, 12, 1, 9]
     tokens, positions, segments = packed(lengths, padding=6)
-    attend = attend_within_segments(segments)
-    together = model(tokens, positions, attend)
+    together = model(tokens, positions, found(segments))
     assert together.isfinite().all()
     exact = copy.deepcopy(model).double()
-    exactly_together = exact(tokens, positions, attend)
+    exactly_together = exact(tokens, positions, found(segments))
     start = 0
     for number, length in enumerate(lengths, start=1):
         here = slice(start, start + length)
@@ -182,9 +181,10 @@ def test_a_sequence_does_not_know_its_neighbours() -> None:
         others = tokens.clone()
         outside = segments != number  # neighbours and padding
         others[outside] = random_tokens(1, int(outside.sum()), seed=5)[0]
-        changed = model(others, positions, attend)
+        changed = model(others, positions, found(segments))
         assert torch.equal(changed[:, here], together[:, here])
         assert not torch.allclose(changed[outside], together[outside])
+        assert not changed[segments == 0].any()  # nothing is computed there
         start += length
 
 
@@ -192,13 +192,13 @@ def test_a_sequence_does_not_know_its_neighbours() -> None:
 def test_padding_changes_nothing_and_makes_no_nan() -> None:
     model = build().double()
     tokens, positions, segments = packed([11], padding=0)
-    alone = model(tokens, positions, attend_within_segments(segments))
+    alone = model(tokens, positions, found(segments))
     # Beside a full row and an empty one, as the loader makes them.
     longer = torch.full((3, 20), VOCABULARY.pad)
     longer[0, :11], longer[1] = tokens[0], random_tokens(1, 20, 3)[0]
     ids = torch.zeros(3, 20, dtype=torch.int64)
     ids[0, :11], ids[1] = 1, 2
-    hidden = model(longer, from_zero(longer) * (ids > 0), attend_within_segments(ids))
+    hidden = model(longer, from_zero(longer) * (ids > 0), found(ids))
     assert hidden.isfinite().all()
     torch.testing.assert_close(hidden[:1, :11], alone, atol=1e-12, rtol=1e-12)
 
@@ -221,22 +221,6 @@ def test_order_is_known_by_positions_alone() -> None:
     torch.testing.assert_close(found, model(tokens, from_zero(tokens))[:, shuffled], atol=1e-5, rtol=1e-5)
     elsewhere = model(tokens[:, shuffled], from_zero(tokens))
     assert not torch.allclose(elsewhere, found, atol=1e-3)
-
-
-def test_who_sees_whom() -> None:
-    ids = torch.tensor([[1, 1, 2, 0], [3, 3, 3, 3]])
-    attend = attend_within_segments(ids)
-    assert attend is not None
-    assert attend.shape == (2, 1, 4, 4)
-    assert attend[0, 0].tolist() == [
-        [True, True, False, False],
-        [True, True, False, False],
-        [False, False, True, False],
-        [False, False, False, True],
-    ]
-    assert attend[1].all()
-    assert attend_within_segments(ids[1:]) is None
-    assert attend_within_segments(torch.tensor([[1, 1], [2, 2], [0, 0]])) is None
 
 
 # -- embeddings -------------------------------------------------------------------------------------------------------
@@ -263,7 +247,8 @@ def test_places_are_counted_from_the_bos_before() -> None:
     tables = dict(model.places.named_parameters())
     zero = torch.zeros(SMALL.width)
     expected = [zero, *tables["image"], *tables["text"], zero, zero, zero, *tables["text"], zero, zero]
-    assert torch.equal(model.places(tokens)[0], torch.stack(expected))
+    segments = whole_rows(1, len(expected), tokens.device)
+    assert torch.equal(model.places(tokens, segments), torch.stack(expected))
     with torch.no_grad():
         before = model(tokens, from_zero(tokens))
         tables["text"][3] += 1

@@ -62,7 +62,7 @@ def gradients(world: Path, parallel: ParallelConfig) -> dict[str, torch.Tensor]:
     config = tiny_run(world, parallel=parallel)
     model = build_model(config, TINY)
     for inputs in micro_inputs(first_step(config), config, TINY, CPU, Ranks()):
-        model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets).total.backward()
+        model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets).total.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
@@ -84,7 +84,7 @@ def test_checkpointed_activations_are_not_kept(world: Path) -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count_numbers, lambda tensor: tensor):
-            model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
+            model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
         return count
 
     assert kept(ParallelConfig(checkpoint_activations=True)) < 0.5 * kept(ParallelConfig())

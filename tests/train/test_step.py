@@ -34,7 +34,7 @@ def gradient(config: RunConfig, ranks: Ranks = Ranks()) -> tuple[float, StepSums
     """Of a step: total loss, sums, gradient, number of micro-batches."""
     model, step, sums, total, count = model_of(config), first_step(config), StepSums(), 0.0, 0
     for inputs in micro_inputs(step, config, TINY, CPU, ranks):
-        loss = model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
+        loss = model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
         loss.total.backward()
         sums.add(loss, inputs.targets)
         total, count = total + float(loss.total.detach()), count + 1
@@ -194,7 +194,7 @@ def slow_adamw(config: RunConfig, steps: int) -> tuple[dict[str, torch.Tensor], 
                 loss_weight_n=inputs.targets.loss_weight_n.double(),
                 z_weight_n=inputs.targets.z_weight_n.double(),
             )
-            hidden = model(inputs.tokens, inputs.positions, inputs.attend).flatten(0, 1)
+            hidden = model(inputs.tokens, inputs.positions, inputs.segments).flatten(0, 1)
             begin = 0
             for modality, count in zip(Modality, targets.counts):
                 part = slice(begin, begin + count)

@@ -8,6 +8,7 @@ A layout is computed from the lengths of the whole global batch, so every rank f
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -111,25 +112,41 @@ class Grouped:
         ]
 
     def _cut(self, widths: np.ndarray, world_size: int) -> list[int]:
-        """Where to cut decreasing widths at the least cost, by dynamic programming."""
-        cost, previous = np.zeros(len(widths) + 1, np.int64), np.zeros(len(widths) + 1, np.int64)
-        for stop in range(1, len(widths) + 1):
-            # A group that ends here holds nothing narrower than its last row, which bounds how far back it can begin.
-            rows = max(1, self.max_tokens // int(widths[stop - 1]))
-            starts = np.arange(max(0, stop - rows * world_size), stop)
+        """Where to cut decreasing widths at the least cost."""
+
+        def cost(starts: np.ndarray, stop: int) -> np.ndarray:
             rows_per_rank = -(-(stop - starts) // world_size)
             positions = rows_per_rank * widths[starts]
-            costs = cost[starts] + positions + self.overhead
-            costs[(positions > self.max_tokens) & (rows_per_rank > 1)] = np.iinfo(np.int64).max
-            best = int(np.argmin(costs))
-            cost[stop], previous[stop] = costs[best], starts[best]
-        cuts = [len(widths)]
-        while cuts[-1] > 0:
-            cuts.append(int(previous[cuts[-1]]))
-        return cuts[::-1]
+            is_too_large = (positions > self.max_tokens) & (rows_per_rank > 1)
+            return np.where(is_too_large, np.iinfo(np.int64).max // 2, positions + self.overhead)
+
+        # A group holds nothing narrower than its last row, which bounds how far back it can begin.
+        return best_cuts(len(widths), cost, lambda stop: max(1, self.max_tokens // int(widths[stop - 1])) * world_size)
 
 
 Layout = Padded | Packed | Grouped
+
+
+def best_cuts(
+    count: int,
+    cost: Callable[[np.ndarray, int], np.ndarray],
+    most: Callable[[int], int] = lambda stop: stop,
+) -> list[int]:
+    """Where to cut a list at the least cost, its ends included, by dynamic programming.
+
+    `cost(starts, stop)` gives the costs of the groups that begin at each of `starts` and end before `stop`; `most` how
+    many members a group that ends there can have.
+    """
+    least, previous = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    for stop in range(1, count + 1):
+        starts = np.arange(max(0, stop - most(stop)), stop)
+        costs = least[starts] + cost(starts, stop)
+        best = int(np.argmin(costs))
+        least[stop], previous[stop] = costs[best], starts[best]
+    cuts = [count]
+    while cuts[-1] > 0:
+        cuts.append(int(previous[cuts[-1]]))
+    return cuts[::-1]
 
 
 def best_fit(lengths: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,13 +4,14 @@
     forward      2 FLOPs per weight of a matrix, attention 4 layers n_ctx d (bidirectional), unembedding 2 V d
     training     three times the forward
 
-d is the width, V the number of ids, n_ctx the positions of a segment, N the number of heads.
+d is the width, V the number of ids, n_ctx the positions of a segment.
 """
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from triptych.model.head import _CHUNK_BYTES, _LEAST_ROWS
+from triptych.model.head import chunk_rows
+from triptych.model.segments import _SMALL
 from triptych.model.transformer import ModelConfig
 from triptych.vocab import Modality, Vocabulary
 
@@ -103,10 +104,13 @@ class Load:
     rows: int
     """Of the largest micro-batch."""
     row_length: int
-    has_mask: bool = False
-    """Whether attention needs a mask: rows of several segments, or with padding."""
+    context: float | None = None
+    """How many positions one sees, on average: the length of its own sequence. None where every row is one sequence,
+    without padding."""
+    filled: float = 1.0
+    """Share of the positions that are no padding, at most: a CPU computes no others."""
     predicted: float = 1.0
-    """Share of the positions whose logits are computed, at most."""
+    """Share of these whose logits are computed, at most."""
     accumulates: bool = False
     """Whether a step has several micro-batches: then gradients are there while the next is computed."""
     has_ema: bool = False
@@ -129,7 +133,8 @@ class Load:
         *,
         rows: int,
         row_length: int,
-        has_mask: bool = False,
+        context: float | None = None,
+        filled: float = 1.0,
         predicted: float = 1.0,
         accumulates: bool = False,
         has_ema: bool = False,
@@ -139,7 +144,8 @@ class Load:
         return cls(
             rows=rows,
             row_length=row_length,
-            has_mask=has_mask,
+            context=context,
+            filled=filled,
             predicted=predicted,
             accumulates=accumulates,
             has_ema=has_ema,
@@ -150,6 +156,17 @@ class Load:
             checkpoint_activations=spread.checkpoint_activations,
             reshard_after_forward=spread.reshard_after_forward,
         )
+
+    @property
+    def computed(self) -> int:
+        """Positions."""
+        positions = self.rows * self.row_length
+        return positions if self.on_gpu else round(positions * self.filled)
+
+    @property
+    def asked(self) -> int:
+        """Of those, the predicted ones: all that the last block's MLP and the head see."""
+        return round(self.computed * self.predicted)
 
 
 @dataclass(frozen=True)
@@ -185,12 +202,14 @@ def memory(config: ModelConfig, vocabulary: Vocabulary, load: Load) -> Memory:
 
     Gradients appear while activations vanish, so their largest sizes do not add up. What can be the fullest moment:
 
-        head            all activations, and the loss head at work
-        head, backward  the same, when its gradients are handed on
-        last norm       all activations, and what the backward pass of a norm adds
-        last block      the same for the first block that the backward pass comes to, when it is in the MLP
-        first block     one block's activations, nearly all gradients
-        embedding       all gradients
+        head             all activations, and the loss head at work
+        head, backward   the same, when its gradients are handed on
+        last norm        all activations, and what the backward pass of a norm adds
+        last MLP         the same for the MLP of the last block, which sees only what is predicted
+        last attention   and for its attention, which sees all
+        inner MLP, inner attention, first MLP, first attention
+                         the block before the last, and the first: fewer activations, more gradients
+        embedding        all gradients
 
     With several micro-batches, the gradients of those before are there all the time. With FSDP2, weights and gradients
     are divided; gathered are those of the root (embeddings, last norm, unembedding: from its forward to its backward
@@ -198,48 +217,50 @@ def memory(config: ModelConfig, vocabulary: Vocabulary, load: Load) -> Memory:
     it is scattered.
     """
     count = parameters(config, vocabulary)
-    d, positions, number = config.width, load.rows * load.row_length, load.number_bytes
+    d, number, layers = config.width, load.number_bytes, config.num_layers
     kept = _kept(config, load)
     root = count.embedding + count.unembedding + d
-    block = (count.blocks - d) // config.num_layers
+    block = (count.blocks - d) // layers
 
     # What is there all the time.
     share = 4 * count.total // load.shards
     gathered = 0
     if load.is_wrapped:
-        blocks_there = min(2, config.num_layers) if load.reshard_after_forward else config.num_layers
+        blocks_there = min(2, layers) if load.reshard_after_forward else layers
         gathered = number * (root + blocks_there * block)
 
-    # Gradients at the beginning, at the last norm, within the last block, within the first, and at the end.
+    # Gradients at the beginning, at the last norm, and at the end.
     before = share if load.accumulates else 0
     if load.is_wrapped:
         # Those of the root are not scattered before its backward pass ends.
-        unembed, in_block, in_root = number * count.unembedding, (number + 4) * block, (number + 4) * root
-        at_norm = before + unembed
-        at_last = at_norm + in_block
-        at_first = max(before, 4 * (count.blocks - d) // load.shards) + unembed + in_block
-        at_end = share + in_root
+        at_norm, at_end = before + number * count.unembedding, share + (number + 4) * root
     else:
-        fc2 = 4 * d * config.d_ff  # the first of a block's matrices to have one
         # Where there are gradients already, new ones are added at once; those of a table come as a whole.
         at_norm = before or 4 * count.unembedding
-        at_last = at_norm + fc2
-        at_first = at_last + (0 if load.accumulates else 4 * (count.blocks - d - block))
-        at_end = share + (4 * count.embedding if load.accumulates else 0)
+        at_end = share + (4 * d * max(map(len, vocabulary.embedding_blocks)) if load.accumulates else 0)
+
+    def within(behind: int, is_past_mlp: bool) -> int:
+        """Within a block that so many others are behind."""
+        if load.is_wrapped:
+            scattered = max(before, 4 * behind * block // load.shards)
+            return scattered + number * count.unembedding + (number + 4) * block
+        fc2, mlp_and_proj = d * config.d_ff, 3 * d * config.d_ff + d**2  # a block's first matrix to have one is fc2
+        if load.accumulates:
+            return before + (0 if is_past_mlp else 4 * fc2)
+        return at_norm + 4 * (behind * block + (mlp_and_proj if is_past_mlp else fc2))
 
     table = _Table(config, vocabulary, load)
-    in_mlp = positions * number * (d + 2 * config.d_ff)  # the gradients of the block's output and of both branches
-    # Four times its input, in float32, while the gradients of its factors are made; a GPU has one kernel for it all.
-    in_norm = positions * d * (2 * number if load.on_gpu else 16)
-    everything, last_norm = kept.all, kept.last_norm
     moments = [
-        ("head", before, everything, table.forward),
-        ("head, backward", before, everything, table.backward),
-        ("last norm", at_norm, everything + in_norm, 0),
-        ("last block", at_last, everything - last_norm + kept.again + in_mlp, 0),
-        ("first block", at_first, kept.outside + kept.block + in_mlp, 0),
-        ("embedding", at_end, kept.inputs + positions * d * number, 0),
+        ("head", before, kept.all, table.forward),
+        ("head, backward", before, kept.all, table.backward),
+        ("last norm", at_norm, kept.in_norm, 0),
+        ("embedding", at_end, kept.inputs + load.computed * d * number, 0),
     ]
+    for name, index in (("first", 0), ("inner", layers - 2), ("last", layers - 1)):
+        if name == "last" or 0 <= index < layers - 1:
+            behind = layers - 1 - index
+            moments.append((f"{name} MLP", within(behind, False), kept.in_mlp(index), 0))
+            moments.append((f"{name} attention", within(behind, True), kept.in_attention(index), 0))
     moment, gradients, activations, head = max(moments, key=lambda each: sum(each[1:]))
     return Memory(
         load=load,
@@ -256,90 +277,138 @@ def memory(config: ModelConfig, vocabulary: Vocabulary, load: Load) -> Memory:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Bytes that autograd keeps from the forward to the backward pass."""
+    """Bytes that autograd keeps from the forward to the backward pass, and what that adds to them where it is."""
 
     inputs: int
     """Ids, positions, and who sees whom."""
     outside: int
-    """Those, the angles, and the mask as numbers."""
+    """Those, which rows of the tables were looked up, and the angles."""
+    before_attention: int
+    """Of one block: its norm, and the fused projection of all positions."""
+    attention: int
+    mlp: int
+    """Of one block: what the output projection and the MLP keep."""
+    last_mlp: int
+    """The same of the last one, which has only the positions that are predicted."""
     last_norm: int
-    block: int
-    """Of one block."""
     between: int
     """Of one block if its inside is computed again: what goes into it."""
+    of_norm: int
+    """What the backward pass of the last norm adds."""
+    of_mlp: int
+    of_last_mlp: int
+    of_attention: int
+    """What that of attention comes to, with what it kept."""
     num_layers: int
     is_checkpointed: bool
+
+    def block(self, index: int) -> int:
+        """Of one block, all of it."""
+        is_last = index == self.num_layers - 1
+        return self.before_attention + self.attention + (self.last_mlp if is_last else self.mlp)
+
+    def before(self, index: int) -> int:
+        """When the forward pass comes to a block."""
+        return self.outside + (index * self.between if self.is_checkpointed else sum(map(self.block, range(index))))
 
     @property
     def all(self) -> int:
         """When the forward pass is over."""
-        return self.outside + self.last_norm + self.num_layers * (self.between if self.is_checkpointed else self.block)
+        return self.before(self.num_layers) + self.last_norm
 
     @property
-    def again(self) -> int:
-        """What is computed again for one block."""
-        return self.block - self.between if self.is_checkpointed else 0
+    def in_norm(self) -> int:
+        return self.all + self.of_norm
+
+    def in_mlp(self, index: int) -> int:
+        """When the backward pass is in the MLP of a block."""
+        added = self.of_last_mlp if index == self.num_layers - 1 else self.of_mlp
+        return self.before(index) + self.block(index) + added
+
+    def in_attention(self, index: int) -> int:
+        return self.before(index) + self.before_attention + self.of_attention
 
 
 def _kept(config: ModelConfig, load: Load) -> _Kept:
-    """What autograd keeps, in numbers per position. On the CPU, of a block:
+    """What autograd keeps, in numbers per position. With H heads and L positions in a sequence, on the CPU, of a block:
 
-        6 d + 2       both norms: input, input over its rms, output (which the next product keeps), 1 / rms
-        3 d           the fused projection: queries and keys for their norms, values for attention
-        4 d + 2 N     queries and keys over their rms, and turned; 1 / rms per head
-        2 d + N       what attention returns, the same in the order of the output projection, one log-sum-exp per head
+        4 d + 2       both norms: input, output (which the next product keeps), 1 / rms
+        3 d + 2 H     the fused projection, of which queries and keys are normed; 1 / rms per head
+        3 d + H L     in short sequences: queries, keys and values in the order of plain products, and the softmax
+        d             what the output projection takes
         4 d_ff        the MLP's two branches, the activated gate, the product
 
-    and outside of blocks 2 d + 1 of the last norm, the angles' cosines and sines (in float32), and the mask as numbers
-    (row_length), kept once. The CPU's norms work in float32 whatever comes in, and keep their input and that over its
-    rms so; a GPU's keep the input as it is and 1 / rms.
+    Longer sequences have the fused kernel of attention, which keeps queries and keys (values are those of the
+    projection), its result, which the output projection takes as it is, and one log-sum-exp per head: 3 d + H. Where
+    rows are cut into sequences, it is given copies of all three and its result is copied back: 5 d + H.
+
+    What the backward pass adds is largest in the middle of the MLP (the gradients of the block's output and of both
+    branches) and of attention. There, beside the gradient of the block's input, are those of the result (twice), of
+    queries, keys, values, and of the softmax and the scores: 6 d + 2 H L; or else, behind it, upstream gradient, turned
+    back, input over rms and product of queries and keys, and the gradient of values: 10 d.
+
+    The last block goes on from attention with the predicted positions alone; then a copy of its result is taken also
+    from the fused kernel. Outside of blocks are d + 1 of the last norm, which rows were looked up in which of three
+    tables, and the angles' cosines and sines, in float32.
+
+    Below float32 the CPU's norms work in float32 all the same, and keep their input and that over its rms so; a GPU's
+    keep the input as it is and 1 / rms. There, sequences of several lengths have a kernel that needs no copies. (Places
+    that only fill up a shorter sequence beside a longer one are not counted.)
     """
     d, heads, number = config.width, config.num_heads, load.number_bytes
-    positions = load.rows * load.row_length
-    if load.on_gpu:
-        norm, normed_heads = number * d, 0
+    computed, asked = load.computed, load.asked
+    is_by_hand, is_cut = number == 4 and not load.on_gpu, load.context is not None
+    context = load.row_length if load.context is None else load.context
+    norm = number * d + 4 + (number if is_by_hand or load.on_gpu else 8) * d
+    projection = 3 * number * d + 8 * heads
+    softmax = heads * context if is_by_hand and context <= _SMALL else 0
+    has_copies = is_cut and not (load.on_gpu and number < 4)
+    if softmax:
+        attention = 4 * (3 * d + softmax)
     else:
-        norm, normed_heads = 8 * d, (8 if number == 4 else 16) * d  # below float32, the heads' inputs once more
-    scalars = 4 * (2 + 3 * heads)
-    block = 2 * (norm + number * d) + normed_heads + 7 * number * d + 4 * number * config.d_ff + scalars
-    mask = load.row_length if load.has_mask else 0
-    inputs = 16 + mask
+        attention = number * (4 if has_copies else 3) * d + 4 * heads
+        if not is_by_hand and not load.on_gpu:
+            projection += 16 * d - (3 * number * d if is_cut else 0)  # queries and keys as norms keep them
+    own_result = number * d if softmax or has_copies else 0
+    by_hand, plain = 4 * max(9 * d + 3 * softmax, 10 * d), attention + (number + 16) * d
+    of_attention = by_hand if is_by_hand else plain
+    inputs = 16 + (24 if is_cut else 0)
+    mlp = norm + 4 * number * config.d_ff
+    of_mlp = number * (d + 2 * config.d_ff)
+    of_norm = 2 * number * d if load.on_gpu else 12 * d if is_by_hand else 16 * d
     return _Kept(
-        inputs=positions * inputs,
-        outside=positions * (inputs + 4 * config.head_width + number * mask),
-        last_norm=positions * (norm + 4),
-        block=positions * block,
-        between=positions * number * d,
+        inputs=load.rows * load.row_length * inputs,
+        outside=load.rows * load.row_length * inputs + computed * (26 + 4 * config.head_width),
+        before_attention=computed * (norm + projection),
+        attention=round(computed * attention),
+        mlp=computed * (own_result + mlp),
+        last_mlp=asked * (number * d + mlp),
+        last_norm=asked * (norm - number * d),
+        between=computed * number * d,
+        of_norm=asked * of_norm,
+        of_mlp=computed * of_mlp,
+        of_last_mlp=asked * of_mlp,
+        of_attention=round(computed * of_attention),
         num_layers=config.num_layers,
         is_checkpointed=load.checkpoint_activations,
     )
 
 
 class _Table:
-    """Bytes of the loss head: gradients of its rows and of the whole unembedding, and chunks of logits.
-
-    With one softmax over all ids the unembedding is there once more, as one table instead of three.
-    """
+    """Bytes of the loss head: its rows and their gradients, those of all tables in float32, and one chunk of logits."""
 
     def __init__(self, config: ModelConfig, vocabulary: Vocabulary, load: Load):
         d, number = config.width, load.number_bytes
         sizes = [vocabulary.data_size(modality) + 2 for modality in Modality]
-        is_whole = config.softmax_scope == "full"
-        columns = sum(sizes) if is_whole else max(sizes)  # of the largest softmax
-        positions = load.rows * load.row_length
-        predicted = round(positions * load.predicted)
-        rows = 2 * predicted * number * d  # what is predicted, and its gradient
-        chunk_rows = max(_LEAST_ROWS, _CHUNK_BYTES // (4 * columns))  # as the head does
-        first = min(chunk_rows, predicted)
-        second = min(chunk_rows, predicted - first)
-        # Logits and what their log-sum-exp is made of; from the second chunk on, the gradient of the one before.
-        chunks = 4 * columns * max(2 * first, first + 2 * second)
-        copy = columns * d * number if is_whole else 0
-        rounded = columns * d * number if number < 4 else 0  # the gradient is summed in float32, then rounded
-        others = 0 if is_whole else (sum(sizes) - columns) * d * number
-        self.forward = positions * number * d + rows + copy + others + columns * d * 4 + max(chunks, rounded)
-        # A gradient and that times the loss's own; then that, and the gradient of the parameters it was cut from.
-        self.backward = rows + others + 2 * columns * d * number
+        columns = sum(sizes) if config.softmax_scope == "full" else max(sizes)  # of the largest softmax
+        rows = 2 * load.asked * number * d
+        tables = vocabulary.size * d
+        at_once = min(chunk_rows(columns), load.asked)
+        # Below float32, a table's part of the chunk is there once more and the rows twice: its gradient is summed up in
+        # float32, and rounded at the end.
+        in_float32, rounded = (4 * (max(sizes) + 2 * d), number * tables) if number < 4 else (0, 0)
+        self.forward = rows + 4 * tables + at_once * (number * columns + in_float32)
+        self.backward = rows + 4 * tables + rounded
 
 
 _DIVIDE = "more ranks to divide it among (parallel.shard=none)"

@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# R rows, T tokens in a row, D width, N heads, H head width, F feed-forward width
+from triptych.model.fused import norm_and_rotate, rms_norm, take_rows
+from triptych.model.segments import Segments, attend
+
+# N positions, n of them that are asked for, D width, H heads, h head width, F feed-forward width
 
 
 class RMSNorm(nn.Module):
@@ -22,46 +25,40 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
-def rotary_angles(positions_RT: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [R, 1, T, H/2] by which queries and keys at these positions are turned."""
-    steps = torch.arange(0, head_width, 2, device=positions_RT.device, dtype=torch.float32)
+def rotary_angles(positions_N: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [N, 1, 1, h/2] by which queries and keys at these positions are turned."""
+    steps = torch.arange(0, head_width, 2, device=positions_N.device, dtype=torch.float32)
     frequencies = base ** -(steps / head_width)
-    angles = positions_RT[:, None, :, None].to(torch.float32) * frequencies
+    angles = positions_N[:, None, None, None].to(torch.float32) * frequencies
     return angles.cos(), angles.sin()
 
 
-def rotate(x_RNTH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + H/2) by their angles, so that a dot product depends on the distance of positions only."""
-    first, second = x_RNTH.chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.type_as(x_RNTH)  # angles are float32 also where all else is not
-
-
 class Attention(nn.Module):
-    """Every position attends to all of its own segment, before and behind it. Queries and keys are normed per head."""
+    """Every position attends to all of its own sequence, before and behind it. Queries and keys are normed per head."""
 
     roles: ClassVar = {"qkv": "attn_qkv", "proj": "attn_proj"}
 
     def __init__(self, width: int, num_heads: int, eps: float):
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.eps = num_heads, eps
         self.qkv = nn.Parameter(torch.empty(3 * width, width))
         self.proj = nn.Parameter(torch.empty(width, width))
         # Gains are shared by the heads: their rule of transfer differs from that of per-head gains.
         self.q_norm = RMSNorm(width // num_heads, eps, "attn_q_norm")
         self.k_norm = RMSNorm(width // num_heads, eps, "attn_k_norm")
 
-    def forward(self, x_RTD: Tensor, cos: Tensor, sin: Tensor, attend: Tensor | None) -> Tensor:
-        rows, length, width = x_RTD.shape
-        heads = F.linear(x_RTD, self.qkv).view(rows, length, 3, self.num_heads, -1).transpose(1, 3)
-        q_RNTH, k_RNTH, v_RNTH = heads.unbind(2)
-        q_RNTH = rotate(self.q_norm(q_RNTH), cos, sin)
-        k_RNTH = rotate(self.k_norm(k_RNTH), cos, sin)
-        mixed_RNTH = F.scaled_dot_product_attention(q_RNTH, k_RNTH, v_RNTH, attn_mask=attend)
-        return F.linear(mixed_RNTH.transpose(1, 2).reshape(rows, length, width), self.proj)
+    def forward(
+        self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, asked_n: Tensor | None = None
+    ) -> Tensor:
+        """[N, D], or [n, D] of those that are asked for."""
+        qkv_N3Hh = F.linear(x_ND, self.qkv).view(len(x_ND), 3, self.num_heads, -1)
+        qk_N2Hh, v_N1Hh = qkv_N3Hh.split((2, 1), dim=1)
+        gains_2h = torch.stack([self.q_norm.weight, self.k_norm.weight])
+        mixed_ND = attend(norm_and_rotate(qk_N2Hh, gains_2h, cos, sin, self.eps), v_N1Hh[:, 0], segments)
+        return F.linear(mixed_ND if asked_n is None else take_rows(mixed_ND, asked_n), self.proj)
 
 
 class GatedMLP(nn.Module):
@@ -75,8 +72,8 @@ class GatedMLP(nn.Module):
         self.fc1 = nn.Parameter(torch.empty(d_ff, width))
         self.fc2 = nn.Parameter(torch.empty(width, d_ff))
 
-    def forward(self, x_RTD: Tensor) -> Tensor:
-        return F.linear(F.silu(F.linear(x_RTD, self.gate)) * F.linear(x_RTD, self.fc1), self.fc2)
+    def forward(self, x_ND: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x_ND, self.gate)) * F.linear(x_ND, self.fc1), self.fc2)
 
 
 class Block(nn.Module):
@@ -90,6 +87,12 @@ class Block(nn.Module):
         self.norm2 = RMSNorm(width, eps, "norm2")
         self.mlp = GatedMLP(width, d_ff)
 
-    def forward(self, x_RTD: Tensor, cos: Tensor, sin: Tensor, attend: Tensor | None) -> Tensor:
-        x_RTD = torch.add(x_RTD, self.attention(self.norm1(x_RTD), cos, sin, attend), alpha=self.residual_scale)
-        return torch.add(x_RTD, self.mlp(self.norm2(x_RTD)), alpha=self.residual_scale)
+    def forward(
+        self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, asked_n: Tensor | None = None
+    ) -> Tensor:
+        """Positions that nobody asks for are seen by the others, and end there: in the last block, most of its cost."""
+        mixed = self.attention(self.norm1(x_ND), cos, sin, segments, asked_n)
+        if asked_n is not None:
+            x_ND = take_rows(x_ND, asked_n)
+        x_ND = torch.add(x_ND, mixed, alpha=self.residual_scale)
+        return torch.add(x_ND, self.mlp(self.norm2(x_ND)), alpha=self.residual_scale)

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triptych.errors import UserError, did_you_mean
-from triptych.model.head import linear_cross_entropy
+from triptych.model.head import linear_cross_entropy, project
 from triptych.model.layers import Block, RMSNorm, rotary_angles
+from triptych.model.segments import Segments, whole_rows
 from triptych.vocab import Modality, Vocabulary
 
-# R rows, T tokens in a row, D width, n rows to predict, V columns of a softmax
+# R rows, T tokens in a row, N of them that are computed, n that are asked for, D width, V columns of a softmax
 
 SoftmaxScope = Literal["full", "modality"]
 
@@ -95,11 +96,12 @@ class Loss(NamedTuple):
 
 
 class Embedding(nn.Module):
-    """Three blocks of rows, looked up as one table."""
+    """Three blocks of rows, as if they were one table."""
 
     def __init__(self, vocabulary: Vocabulary, width: int, role: str):
         super().__init__()
         self.roles = {}
+        self.starts = [ids.start for ids in vocabulary.embedding_blocks]
         for modality, ids in zip(Modality, vocabulary.embedding_blocks):
             name = modality.name.lower()
             self.roles[name] = f"{role}_{name}"
@@ -110,7 +112,14 @@ class Embedding(nn.Module):
         return tuple(getattr(self, modality.name.lower()) for modality in Modality)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, torch.cat(self.blocks))
+        # A lookup in each and a choice: one table of all would be copied together for a few of its rows.
+        found = None
+        for block, start in zip(self.blocks, self.starts):
+            local = tokens - start
+            rows = F.embedding(local.clamp(0, len(block) - 1), block)
+            found = rows if found is None else torch.where((local >= 0)[..., None], rows, found)
+        assert found is not None
+        return found
 
 
 class Places(nn.Module):
@@ -125,8 +134,8 @@ class Places(nn.Module):
             self.roles[name] = f"embed_place_{name}"
             self.register_parameter(name, nn.Parameter(torch.empty(count, width)))
 
-    def forward(self, tokens_RT: Tensor) -> Tensor:
-        """[R, T, D], zero for TASK and past the tables' ends."""
+    def forward(self, tokens_RT: Tensor, segments: Segments) -> Tensor:
+        """[N, D], zero for TASK and past the tables' ends."""
         column_T = torch.arange(tokens_RT.shape[1], device=tokens_RT.device)
         row_RT, is_bos_RT = torch.full_like(tokens_RT, -1), torch.zeros_like(tokens_RT, dtype=torch.bool)
         for modality in Modality:
@@ -137,7 +146,7 @@ class Places(nn.Module):
         has_none_RT = (row_RT < 0) | (place_RT >= self.count)
         # The last row is zero.
         tables = F.pad(torch.cat([getattr(self, modality.name.lower()) for modality in Modality]), (0, 0, 0, 1))
-        return F.embedding((row_RT + place_RT).masked_fill_(has_none_RT, len(tables) - 1), tables)
+        return F.embedding(segments.pick((row_RT + place_RT).masked_fill_(has_none_RT, len(tables) - 1)), tables)
 
 
 class Transformer(nn.Module):
@@ -156,58 +165,69 @@ class Transformer(nn.Module):
         self.unembed = Embedding(vocabulary, config.width, "unembed")
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, attend: Tensor | None = None, targets: Targets | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        segments: Segments | None = None,
+        targets: Targets | None = None,
+        asked_n: Tensor | None = None,
     ) -> Tensor | Loss:
-        """Normed hidden states [R, T, D]; with targets, the loss instead.
+        """Normed hidden states [R, T, D]; of the positions asked for, [n, D]; with targets, the loss instead.
 
-        `attend` [R, 1, T, T] says which positions see each other; None means all of a row.
+        `segments` says which positions see each other; None means all of a row. `asked_n` and the targets' rows are
+        indices into the R x T positions, each of them once.
         """
-        x_RTD = self.embed(tokens)
+        if segments is None:
+            rows, length = tokens.shape
+            segments = whole_rows(rows, length, tokens.device)
+        x_ND = self.embed(segments.pick(tokens))
         if self.places is not None:
-            x_RTD = x_RTD + self.places(tokens)
-        cos, sin = rotary_angles(positions, self.config.head_width, self.config.rope_base)
-        if attend is not None:
-            # Once, as what attention adds to its scores: on the CPU every block would convert and keep its own.
-            attend = torch.zeros_like(attend, dtype=x_RTD.dtype).masked_fill_(~attend, -torch.inf)
-        for block in self.blocks:
-            x_RTD = block(x_RTD, cos, sin, attend)
-        hidden_RTD = self.norm(x_RTD)
+            x_ND = x_ND + self.places(tokens, segments)
+        cos, sin = rotary_angles(segments.pick(positions), self.config.head_width, self.config.rope_base)
+        asked_n = targets.rows_n if targets is not None else asked_n
+        numbers_n = None if asked_n is None else segments.number(asked_n)
+        *others, last = self.blocks
+        for block in others:
+            x_ND = block(x_ND, cos, sin, segments)
+        hidden_nD = self.norm(last(x_ND, cos, sin, segments, numbers_n))
         if self.config.logit_scale != 1:
-            hidden_RTD = hidden_RTD * self.config.logit_scale  # here it costs D numbers a row, on logits V
-        return hidden_RTD if targets is None else self._loss(hidden_RTD.flatten(0, 1), targets)
+            hidden_nD = hidden_nD * self.config.logit_scale  # here it costs D numbers a row, on logits V
+        if targets is not None:
+            return self._loss(hidden_nD, targets)
+        return segments.spread(hidden_nD) if asked_n is None else hidden_nD
 
     # -- the head -----------------------------------------------------------------------------------------------------
 
-    def columns(self, modality: Modality) -> Tensor:
-        """[V, D] unembedding of what a position of this modality can become: data, BOS, EOS.
+    def num_columns(self, modality: Modality) -> int:
+        """Of what a position of this modality can become: data, BOS, EOS.
 
         BOS never is a target, and learns so; MASK, PAD and TASK are no answers at all.
         """
-        return self.unembed.blocks[modality][: self.vocabulary.data_size(modality) + 2]
+        return self.vocabulary.data_size(modality) + 2
 
-    def logits(self, hidden_nD: Tensor, modality: Modality) -> Tensor:
+    def logits(self, hidden_nD: Tensor, modality: Modality, *, out: Tensor | None = None) -> Tensor:
         """[n, V] over the data ids of a modality (local, from 0), then BOS and EOS."""
-        return hidden_nD @ self.columns(modality).T
+        table = self.unembed.blocks[modality][: self.num_columns(modality)]
+        return hidden_nD @ table.T if torch.is_grad_enabled() else project(hidden_nD, table, out)
 
-    def _loss(self, hidden_D: Tensor, targets: Targets) -> Loss:
-        picked_nD = hidden_D[targets.rows_n]
-        columns = [self.columns(modality) for modality in Modality]
+    def _loss(self, hidden_nD: Tensor, targets: Targets) -> Loss:
+        tables, sizes = self.unembed.blocks, [self.num_columns(modality) for modality in Modality]
         starts = [self.vocabulary.ids(modality).start for modality in Modality]
         if self.config.softmax_scope == "full":
             # The columns of the three modalities stand side by side; an id moves by what was left out before it.
-            shifts = [sum(map(len, columns[:m])) - starts[m] for m in Modality]
+            shifts = [sum(sizes[:m]) - starts[m] for m in Modality]
             shift_n = torch.cat([targets.ids_n.new_full((n,), shifts[m]) for m, n in zip(Modality, targets.counts)])
-            total, nll, lse = linear_cross_entropy(
-                picked_nD, torch.cat(columns), targets.ids_n + shift_n, targets.loss_weight_n, targets.z_weight_n
+            ids_n = targets.ids_n + shift_n
+            return Loss(
+                *linear_cross_entropy(hidden_nD, tables, ids_n, targets.loss_weight_n, targets.z_weight_n, sizes=sizes)
             )
-            return Loss(total, nll, lse)
         parts = []
         by_modality = [
-            each.split(targets.counts) for each in (picked_nD, targets.ids_n, targets.loss_weight_n, targets.z_weight_n)
+            each.split(targets.counts) for each in (hidden_nD, targets.ids_n, targets.loss_weight_n, targets.z_weight_n)
         ]
-        for modality, (rows, ids, loss_weight, z_weight) in zip(Modality, zip(*by_modality)):
-            local = ids - starts[modality]
-            parts.append(linear_cross_entropy(rows, columns[modality], local, loss_weight, z_weight))
+        for m, (rows, ids, loss_weight, z_weight) in zip(Modality, zip(*by_modality)):
+            local = ids - starts[m]
+            parts.append(linear_cross_entropy(rows, [tables[m]], local, loss_weight, z_weight, sizes=[sizes[m]]))
         totals, nlls, lses = zip(*parts)
         return Loss(sum(totals[1:], totals[0]), torch.cat(nlls), torch.cat(lses))
 
@@ -267,13 +287,3 @@ def initialise(
 
 def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1
-
-
-def attend_within_segments(segment_ids_RT: Tensor) -> Tensor | None:
-    """[R, 1, T, T] bool: who sees whom; None if every row is one whole segment.
-
-    Padding (segment 0) sees padding only, so that no row of attention is empty.
-    """
-    if bool((segment_ids_RT == segment_ids_RT[:, :1]).all()):
-        return None
-    return segment_ids_RT[:, None, :, None] == segment_ids_RT[:, None, None, :]

@@ -68,10 +68,10 @@ def _activations(model: Transformer, inputs: Any) -> dict[str, list[Tensor]]:
     Blocks at the same share of the depth: a mean over all of them would differ with their number by itself.
     """
     kept: dict[str, list[Tensor]] = {part: [] for part in PARTS}
-    rows = inputs.targets.rows_n
+    numbers = inputs.segments.number(inputs.targets.rows_n)
 
     def keep(part: str) -> Any:
-        return lambda _module, _inputs, out: kept[part].append(out.flatten(0, 1)[rows])
+        return lambda _module, _inputs, out: kept[part].append(out[numbers])
 
     hooks = [model.embed.register_forward_hook(keep("embedding"))]
     blocks: list[Any] = list(model.blocks)
@@ -79,7 +79,7 @@ def _activations(model: Transformer, inputs: Any) -> dict[str, list[Tensor]]:
         hooks.append(block.attention.register_forward_hook(keep("attention")))
         hooks.append(block.mlp.register_forward_hook(keep("mlp")))
     hooks.append(blocks[-1].register_forward_hook(keep("stream")))
-    hidden = model(inputs.tokens, inputs.positions, inputs.attend).flatten(0, 1)[rows]
+    hidden = model(inputs.tokens, inputs.positions, inputs.segments).flatten(0, 1)[inputs.targets.rows_n]
     for hook in hooks:
         hook.remove()
     for modality, part in zip(Modality, hidden.split(inputs.targets.counts)):

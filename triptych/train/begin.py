@@ -207,13 +207,15 @@ def advice_without_memory(
         if not is_out_of_memory(error):
             raise
         batches = [] if step is None else step.micro_batches
-        rows, length = max((batch.tokens.shape for batch in batches), default=(1, config.loader.seq_len))
+        largest = max(batches, key=lambda batch: batch.tokens.size, default=None)
+        rows, length = (1, config.loader.seq_len) if largest is None else largest.tokens.shape
         load = Load.of(
             config.parallel,
             ranks.size,
             rows=rows,
             row_length=length,
-            has_mask=True,
+            context=min(length, config.loader.seq_len),
+            filled=1.0 if largest is None else float((largest.segment_ids > 0).mean()),
             accumulates=len(batches) > 1,
             has_ema=config.ema_decay is not None,
             on_gpu=device.type == "cuda",

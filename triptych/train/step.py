@@ -18,14 +18,8 @@ from triptych.data.loader import Step
 from triptych.data.types import Batch
 from triptych.diffusion.corrupt import Corrupted, corrupt
 from triptych.diffusion.objective import token_weights
-from triptych.model.transformer import (
-    Loss,
-    Targets,
-    Transformer,
-    attend_within_segments,
-    initialise,
-    tagged_parameters,
-)
+from triptych.model.segments import Segments, find_segments
+from triptych.model.transformer import Loss, Targets, Transformer, initialise, tagged_parameters
 from triptych.train.config import RunConfig
 from triptych.train.distributed import build_sharded, clip_gradients, write_weight
 from triptych.train.ranks import Ranks
@@ -41,7 +35,7 @@ class ModelInput:
 
     tokens: Tensor
     positions: Tensor
-    attend: Tensor | None
+    segments: Segments
     targets: Targets
 
 
@@ -61,7 +55,7 @@ def model_input(
     return ModelInput(
         tokens=tensor(corrupted.tokens, torch.int64),
         positions=tensor(batch.positions, torch.int64),
-        attend=attend_within_segments(tensor(batch.segment_ids, torch.int64)),
+        segments=find_segments(batch.segment_ids, device),
         targets=Targets(
             rows_n=tensor(rows, torch.int64),
             ids_n=tensor(batch.tokens.reshape(-1)[rows], torch.int64),
@@ -147,7 +141,7 @@ def train_step(
         group["lr"] = group["full_lr"] * factor
     sums = StepSums()
     for inputs in micro_inputs(step, config, vocabulary, device, ranks):
-        loss = model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
+        loss = model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
         loss.total.backward()
         sums.add(loss, inputs.targets)
     sums.share(ranks)

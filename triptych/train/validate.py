@@ -92,7 +92,7 @@ class HeldOut:
                 # As nats of whole sequences, over the draws: no other mean is taken.
                 weights = token_weights(batch, corrupted, "tokens", num_sequences=1, num_eligible=self.draws)
                 inputs = model_input(batch, corrupted, weights, 0.0, device)
-                loss = model(inputs.tokens, inputs.positions, inputs.attend, inputs.targets)
+                loss = model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
                 rows = inputs.targets.rows_n.cpu().numpy()
                 place = (sequence_RT.reshape(-1)[rows], batch.modality_ids.reshape(-1)[rows])
                 np.add.at(nats, place, (inputs.targets.loss_weight_n * loss.nll_n).cpu().numpy())
