@@ -66,14 +66,11 @@ def backbone(shape: ModelConfig, rows: int, length: int, compiled: bool = False)
 
 
 def flops_done(shape: ModelConfig, segments: Segments, asked: int, columns: float) -> float:
-    """Of one forward and backward pass: sequences of their own lengths, the last block's end only where asked."""
-    tokens, d = sum(segments.lengths), shape.width
-    per_token = flops(shape, paper_vocabulary(), 0, predicted=0).matrices / shape.num_layers
-    end = 2 * (d**2 + 3 * d * shape.d_ff)  # the last block's, of one position
-    pairs = sum(length**2 for length in segments.lengths)
-    forward = tokens * shape.num_layers * per_token - (tokens - asked) * end
-    forward += 4 * d * shape.num_layers * pairs + 2 * columns * d * asked
-    return 3 * forward
+    """Of one forward and backward pass of sequences of these lengths, so many of their positions asked for."""
+    tokens = sum(segments.lengths)
+    context = sum(length**2 for length in segments.lengths) / tokens
+    per_token = flops(shape, paper_vocabulary(), context, predicted=asked / tokens, columns=columns)
+    return per_token.training * tokens
 
 
 def columns_of(shape: ModelConfig, vocabulary: Vocabulary, counts: tuple[int, ...]) -> float:
@@ -98,7 +95,7 @@ def mfu(short: bool, compiled: bool) -> list[dict[str, Any]]:
             calls["backbone, compiled"] = backbone(shape, count, length, compiled=True)
         found = in_turns(calls, rounds)
         peak = max(before, flops_limit())
-        work = flops(shape, paper_vocabulary(), length, predicted=0).training * count * length
+        work = flops_done(shape, whole_rows(count, length, CPU), count * length, columns=0)
         for what, seconds in found.items():
             rows.append(
                 {"model": name, "what": what, "MFU": work / seconds / peak, "tokens/s": count * length / seconds}

@@ -5,26 +5,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from triptych.errors import CheckpointError, UserError
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.pipeline import Pipeline
 from triptych.recipes import recipe
-from triptych.saved import EMBEDDED, Limits
+from triptych.saved import Limits
 from triptych.scenes import grammar
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train import checkpoint as ckpt
 from triptych.train.config import differences, fill_in, to_json
 from triptych.train.log import read_records
-
-
-def open_model(source: str, device: str | torch.device = "cpu") -> Pipeline:
-    """A model by any of its names: embedded, a saved folder, a hub name, or the folder of a run."""
-    folder = Path(source)
-    if source not in EMBEDDED and (folder / "checkpoints").is_dir():
-        return pipeline_of_run(folder).to(device)
-    return Pipeline.from_pretrained(source, device=device)
 
 
 def pipeline_of_run(folder: Path) -> Pipeline:

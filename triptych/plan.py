@@ -376,7 +376,10 @@ def estimate(
     whole = flops(config.model, vocabulary, dealt.context)
     real = flops(config.model, vocabulary, dealt.context, predicted=batches.predicted, columns=batches.columns)
     passes = 4 if config.parallel.checkpoint_activations else 3  # forward, backward twice, and forward again
-    in_blocks = passes * (real.matrices + real.attention) * dealt.positions
+    computed = dealt.positions if machine.is_gpu else dealt.tokens  # a CPU leaves padding out
+    share = batches.predicted * dealt.tokens / computed
+    blocks = flops(config.model, vocabulary, dealt.context, predicted=share)
+    in_blocks = passes * (blocks.matrices + blocks.attention) * computed
     return Estimate(
         config=config,
         vocabulary=vocabulary,

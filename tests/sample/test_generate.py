@@ -286,7 +286,8 @@ def ends_by(distribution, start=2):
 
 def law_of(canvas, network):
     layouts = [lay_out(canvas, VOCABULARY)]
-    return module._length_laws(network, module._group(layouts, [0], VOCABULARY, "cpu"), layouts, [canvas])[0]
+    group = module._group(layouts, [0], VOCABULARY, "cpu")
+    return module._length_laws(network, group, layouts, [canvas], Settings())[0][0]
 
 
 LAW = np.array([0.0, 0.05, 0.2, 0.0, 0.4, 0.25, 0.0, 0.1])  # of lengths 0 to 7
@@ -325,6 +326,34 @@ def test_with_a_beginning_given_it_can_be_no_shorter():
     assert found == pytest.approx({4: 0.65, 5: 0.25, 6: 0.0, 7: 0.1}, abs=1e-12)
     sound = Canvas(PROMPT, open_ended(AUDIO, 16, [1] * 5, stride=4))
     assert list(law_of(sound, Fake(flat))) == [8, 12]
+
+
+def test_at_once_is_one_look_for_length_and_tokens():
+    """What is drawn where is what the model says there of tokens, if it did not end."""
+
+    def law(context, position, modality):
+        logits = ends_by(LAW.cumsum())(context, position, modality)
+        logits[3 * position % VOCABULARY.text] += 40.0 + np.log(VOCABULARY.text)
+        logits[-1] += 40.0  # as likely as it was, beside the one token
+        return logits
+
+    settings = Settings(at_once=True, length="mode")
+    network = Fake(law)
+    (done,) = generate(network, [Canvas(open_ended(TEXT, 8, [5]))], settings, [0])
+    assert done.text.ids.tolist() == [5, *(3 * (2 + i) % VOCABULARY.text for i in (1, 2, 3))]  # four is the likeliest
+    assert network.looks == 1
+    drawn = [generate(Fake(flat), [Canvas(open_ended(TEXT, 6))], settings, [n])[0].text.ids.tolist() for n in range(50)]
+    assert len({tuple(each) for each in drawn}) > 40  # the flat law is drawn from
+    assert all(0 <= token < VOCABULARY.text for each in drawn for token in each)
+    with pytest.raises(UserError, match="at_once draws from an unguided look"):
+        Settings(at_once=True, guidance=2.0)
+
+
+def test_at_once_leaves_other_gaps_to_the_sampler():
+    network = Fake(arbitrary)
+    (done,) = generate(network, [Canvas(open_ended(TEXT, 6), masked(IMAGE, 3))], Settings(at_once=True), [0])
+    assert done.text.num_masked == done.media.num_masked == 0
+    assert network.looks == 1 + 3
 
 
 def test_median_and_mode():
@@ -430,7 +459,7 @@ def test_seeds_make_a_difference():
     [
         ({"sampler": "random_ordr"}, "unknown sampler 'random_ordr'. Did you mean 'random_order'?"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"best_of": 0}, "best_of must be at least 1, got 0"),
+        ({"best_of": 0}, "best_of and judge_looks must be at least 1, got 0"),
         ({"temperature": -1.0}, "temperature must not be negative"),
         ({"temperature": math.nan}, "temperature must not be negative"),
         ({"top_p": 0.0}, "top_p must lie in"),

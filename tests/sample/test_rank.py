@@ -45,20 +45,20 @@ def test_the_bound_is_what_it_says(modality):
     expected = []
     for canvas in canvases:
         count = len(canvas.text.ids) if modality == TEXT else 4
-        expected.append(slow_bound(canvas, modality, rank._masks(count)))
+        expected.append(slow_bound(canvas, modality, rank._masks(count, LOOKS)))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 48, 100])
 def test_masks_go_evenly_from_few_positions_to_most(count):
-    masks = rank._masks(count)
+    masks = rank._masks(count, LOOKS)
     counts = masks.sum(1)
     assert counts.min() >= 1
     assert counts.max() > count - count / LOOKS
     assert (np.diff(counts) >= 0).all()
     assert np.diff(counts).max() <= -(-count // LOOKS)
     assert abs(counts.mean() - (count + 1) / 2) <= 0.5
-    assert (rank._masks(count) == masks).all()
+    assert (rank._masks(count, LOOKS) == masks).all()
 
 
 def test_both_sides_count_and_what_is_equal_is_looked_at_once():

@@ -11,10 +11,11 @@ from train_fakes import events, run_it, tiny_run
 from triptych.cli import main
 from triptych.data.sequences import OpenEnds
 from triptych.errors import CheckpointError
-from triptych.export import open_model, pipeline_of_run, write_card
+from triptych.export import pipeline_of_run, write_card
 from triptych.pipeline import Pipeline
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.begin import Run
+from triptych.verbs.base import open_model
 from triptych.vocab import Modality, Vocabulary
 
 
@@ -28,7 +29,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     tokens = torch.arange(40).reshape(2, 20)
     with torch.no_grad():
         hidden = model(tokens, torch.arange(20).expand(2, 20))
-        return torch.cat([model.logits(hidden, modality) for modality in Modality], dim=-1)  # type: ignore[operator]
+        return torch.cat([model.logits(hidden.flatten(0, 1), modality) for modality in Modality], dim=-1)  # type: ignore[operator]
 
 
 def test_what_is_exported_is_what_was_trained(trained: tuple[Path, Run], tmp_path: Path) -> None:

@@ -69,13 +69,15 @@ def flops(
     """FLOPs per token with so many tokens in a segment.
 
     `busbridge_h1` counts attention as if it were causal, half as much: what the paper's compute axis uses.
-    `predicted` is the share of tokens whose logits are computed: 1 for scaling laws, about half in practice. `columns`
-    is how many logits such a token has, on average: the whole vocabulary, unless a softmax is over a modality only.
+    `predicted` is the share of tokens whose logits are computed: 1 for scaling laws, about half in practice. The others
+    end in the last block, before its output projection. `columns` is how many logits a predicted token has, on average:
+    the whole vocabulary, unless a softmax is over a modality only.
     """
     d, layers = config.width, config.num_layers
     per_pair = 4 if attention == "bidirectional" else 2
+    mlp = 3 * d * config.d_ff
     return Flops(
-        matrices=2.0 * layers * (4 * d**2 + 3 * d * config.d_ff),
+        matrices=2.0 * (layers * (4 * d**2 + mlp) - (1 - predicted) * (d**2 + mlp)),
         attention=float(per_pair * layers * context * d),
         unembedding=2.0 * (vocabulary.size if columns is None else columns) * d * predicted,
     )

@@ -18,7 +18,7 @@ from triptych.errors import UserError, did_you_mean
 from triptych.sample.canvas import Canvas, Layout, Span, lay_out, read_back
 from triptych.sample.group import Callback, Group, Proposals, Purpose, Wants
 from triptych.sample.logits import Law, constrain, guide
-from triptych.sample.rank import best, has_a_given_side
+from triptych.sample.rank import LOOKS, best, has_a_given_side
 from triptych.sample.rows import MOST_TOKENS, Columns, Network, hidden_states
 from triptych.sample.unmask import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
@@ -42,8 +42,13 @@ class Settings:
     """How far to go from what the model says without the text towards, and past, what it says with it; 1 is off."""
     length: Literal["draw", "median", "mode"] = "median"
     """How an open length is chosen from the model's law of it."""
+    at_once: bool = False
+    """Whether what has an open length is filled in at the look that chooses it: one look instead of one for how a text
+    begins, one for its length and some for the rest. For what depends on the given alone, as a transcript does."""
     best_of: int = 1
     """How many are made of each, with seeds of their own; kept is what fits best with what was given (see `rank`)."""
+    judge_looks: int = LOOKS
+    """How often each side of a candidate is looked at to judge it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the sampler."""
 
@@ -52,8 +57,8 @@ class Settings:
             raise UserError(f"unknown sampler {self.sampler!r}.{did_you_mean(self.sampler, list(SAMPLERS))}")
         if self.steps is not None and self.steps < 1:
             raise UserError(f"steps must be at least 1, got {self.steps}.")
-        if self.best_of < 1:
-            raise UserError(f"best_of must be at least 1, got {self.best_of}.")
+        if self.best_of < 1 or self.judge_looks < 1:
+            raise UserError(f"best_of and judge_looks must be at least 1, got {self.best_of} and {self.judge_looks}.")
         if not self.temperature >= 0 or not 0 < self.top_p <= 1:
             raise UserError(
                 "temperature must not be negative and top_p must lie in (0, 1], "
@@ -63,6 +68,8 @@ class Settings:
             raise UserError(f"guidance must not be negative (1 is none), got {self.guidance}.")
         if self.length not in ("draw", "median", "mode"):
             raise UserError(f"length must be chosen by draw, median or mode, got {self.length!r}.")
+        if self.at_once and self.guidance != 1:
+            raise UserError(f"at_once draws from an unguided look; use guidance 1, got {self.guidance}.")
         _check_options(self.sampler, self.options)
 
 
@@ -125,7 +132,7 @@ def _best(
     # The first has the seed itself: more candidates are never worse than one, as the model sees it.
     own = [seed if n == 0 else random_bits(seed, _CANDIDATE, n).item() for seed in seeds for n in range(count)]
     made = generate(network, several, replace(settings, best_of=1), own, device=device, callback=callback)
-    return best(network, [made[i : i + count] for i in range(0, len(made), count)], device)
+    return best(network, [made[i : i + count] for i in range(0, len(made), count)], device, settings.judge_looks)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -216,20 +223,22 @@ def _choose_lengths(
     """Close every open end, the media before the text: one look each, and one for how a text begins."""
     sized = list(canvases)
     for pick in (0, 1):  # a pair has its media first; a text alone is done in the first round
-        sized = _begin_texts(network, sized, settings, seeds, device)
+        if not settings.at_once:
+            sized = _begin_texts(network, sized, settings, seeds, device)
         waiting = [i for i, canvas in enumerate(sized) if any(span.open_slot for span in canvas.spans)]
         if not waiting:
             break
         asked = [sized[i] for i in waiting]
         for members, layouts in _groups(asked, network.vocabulary, copies=1):
             group = _group(layouts, [seeds[waiting[i]] for i in members], network.vocabulary, device)
-            laws = _length_laws(network, group, layouts, [asked[i] for i in members])
+            found = _length_laws(network, group, layouts, [asked[i] for i in members], settings)
             uniform = group.uniform(pick, Purpose.LENGTH)[:, 0].tolist()
-            for i, law, u in zip(members, laws, uniform):
-                canvas = asked[i]
-                span = _open_span(canvas)
+            for i, (law, ids), u in zip(members, found, uniform):
+                span = _open_span(asked[i])
                 length = _pick(law, settings.length, u)
-                sized[waiting[i]] = canvas.with_span(span.closed(length))
+                sized[waiting[i]] = asked[i].with_span(
+                    replace(span, ids=ids[:length], open_slot=None) if settings.at_once else span.closed(length)
+                )
     return sized
 
 
@@ -265,11 +274,12 @@ def _open_span(canvas: Canvas) -> Span:
 
 
 def _length_laws(
-    network: Network, group: Group, layouts: Sequence[Layout], canvases: Sequence[Canvas]
-) -> list[dict[int, float]]:
-    """For each canvas, the probability of every length its first open span may have.
+    network: Network, group: Group, layouts: Sequence[Layout], canvases: Sequence[Canvas], settings: Settings
+) -> list[tuple[dict[int, float], np.ndarray]]:
+    """For each canvas, the probability of every length its first open span may have; and its ids, if it never ended.
 
-    The end is at or before position i with probability p(EOS at i), in one look; differences give the law.
+    The end is at or before position i with probability p(EOS at i), in one look; differences give the law. Ids are
+    drawn at the same look, if that is all there is to be.
     """
     plain = _Proposer(network, layouts, group, Settings())
     where, asked = torch.zeros_like(group.masked), []
@@ -277,22 +287,28 @@ def _length_laws(
         span = _open_span(canvas)
         start = layouts[row].starts[canvas.spans.index(span)]
         assert span.open_slot is not None
-        lengths = list(range(span.shortest, span.open_slot, span.stride))
-        where[row, [start + length for length in lengths]] = True
-        asked.append((span.modality, lengths))
-    states = plain.look(group.tokens, where)
+        lengths = np.arange(span.shortest, span.open_slot, span.stride)
+        slot = range(start + len(span.ids), start + span.open_slot)
+        where[row, slot if settings.at_once else start + lengths] = True
+        asked.append((span, start, lengths, slot))
+    states, uniform = plain.look(group.tokens, where), group.uniform(_FIRST_TOKEN, Purpose.TOKEN)
     ended = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
-    for modality in {modality for modality, _ in asked}:
+    ids = torch.zeros_like(group.tokens)
+    for modality in {span.modality for span, *_ in asked}:
+        end = network.vocabulary.data_size(modality) + 1
         for at, law in plain.laws(states, where, modality):
-            end = torch.full_like(at[0], network.vocabulary.data_size(modality) + 1)
-            ended[at] = law.log_prob(end).exp()
-    laws = []
-    for row, (_, lengths) in enumerate(asked):
-        distribution = np.maximum.accumulate(ended[row][where[row]].cpu().numpy())
+            ended[at] = law.log_prob(torch.full_like(at[0], end)).exp()
+            if settings.at_once:
+                law.shifted_nV[:, end] = -np.inf
+                ids[at] = Law(law.shifted_nV).draw(uniform[at], settings.temperature, settings.top_p)
+    found = []
+    for row, (span, start, lengths, slot) in enumerate(asked):
+        distribution = np.maximum.accumulate(ended[row].cpu().numpy()[start + lengths])
         mass = np.diff(distribution, prepend=0.0)
         mass[-1] += 1 - distribution[-1]  # whatever has not ended by then ends there
-        laws.append(dict(zip(lengths, (mass / mass.sum()).tolist())))
-    return laws
+        whole = np.concatenate([span.ids, ids[row, slot].cpu().numpy()])
+        found.append((dict(zip(lengths.tolist(), (mass / mass.sum()).tolist())), whole))
+    return found
 
 
 def _pick(law: dict[int, float], how: str, u: float) -> int:

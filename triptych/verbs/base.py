@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from triptych.errors import UserError, did_you_mean
@@ -44,6 +45,22 @@ def device_named(name: str) -> Any:
             f"--device {name} cannot be used here ({reason}). Use cpu, or cuda where there is one."
         ) from None
     return device
+
+
+def open_model(source: str, device: Any = "cpu") -> Any:
+    """A model by any of its names: embedded, a saved folder, a hub name, or the folder of a run.
+
+    What reads runs takes a third of the time until a first answer to import, and is imported for runs only.
+    """
+    from triptych.saved import EMBEDDED
+
+    if source not in EMBEDDED and (Path(source) / "checkpoints").is_dir():
+        from triptych.export import pipeline_of_run
+
+        return pipeline_of_run(Path(source)).to(device)
+    from triptych.pipeline import Pipeline
+
+    return Pipeline.from_pretrained(source, device=device)
 
 
 def cpus() -> int:

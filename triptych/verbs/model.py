@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import UserError, did_you_mean
-from triptych.verbs.base import Verb, device_named, one_of
+from triptych.verbs.base import Verb, device_named, one_of, open_model
 
 # -- train ------------------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ examples:
     parser.add_argument("--seconds", type=float, help="how long speech is to be (default: the model chooses)")
     parser.add_argument("--device", default="cpu")
     group = parser.add_argument_group("sampling (default: the model's preset for what is generated)")
-    group.add_argument("--preset", help="of all of these: scenes or paper")
+    group.add_argument("--preset", help="of all of these: scenes, fast (fewer looks) or paper")
     group.add_argument("--sampler", help="ancestral, first_hitting, random_order, low_confidence, maskgit, ...")
     group.add_argument("--steps", type=int, help="looks of the model")
     group.add_argument("--temperature", type=float)
@@ -218,7 +218,6 @@ examples:
 
 
 def _run_generate(args: argparse.Namespace) -> None:
-    from triptych.export import open_model
 
     _read_inputs(args)
     settings: dict[str, Any] = {

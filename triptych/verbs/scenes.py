@@ -3,7 +3,7 @@
 import argparse
 
 from triptych.errors import UserError, did_you_mean
-from triptych.verbs.base import Verb, cpus, one_of
+from triptych.verbs.base import Verb, cpus, one_of, open_model
 
 # -- demo -------------------------------------------------------------------------------------------------------------
 
@@ -195,6 +195,7 @@ Examine a model of the embedded world in every direction, on scenes it has never
 examples:
   triptych eval scenes --json out/scenes.json
   triptych eval scenes --model runs/scenes --split validation --pictures 60 --sounds 20
+  triptych eval scenes --preset fast
   triptych eval scenes --only text-to-image --guidance 4 --steps 16"""
     parser.add_argument("--model", default="scenes", help="embedded name, saved model or run (default: %(default)s)")
     parser.add_argument("--split", **one_of(["train", "validation", "test"]), default="test", help="default: test")
@@ -204,7 +205,8 @@ examples:
     parser.add_argument("--only", **one_of(directions), action="append", help="one direction; may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the results there as well")
-    group = parser.add_argument_group("sampling, with --only (default: the model's presets)")
+    parser.add_argument("--preset", help="how to sample: scenes, fast or paper (default: the model's own)")
+    group = parser.add_argument_group("sampling, with --only (default: the preset's)")
     group.add_argument("--sampler")
     group.add_argument("--steps", type=int)
     group.add_argument("--temperature", type=float)
@@ -219,7 +221,6 @@ def _run_eval_scenes(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from triptych.eval.scenes import DIRECTIONS, examine
-    from triptych.export import open_model
     from triptych.train.log import environment
 
     if args.pictures < 1 or args.sounds < 1 or args.seed < 0:
@@ -228,15 +229,18 @@ def _run_eval_scenes(args: argparse.Namespace) -> None:
     changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if changed and not args.only:
         raise UserError("how to sample can be changed for one direction at a time: add --only DIRECTION.")
+    directions = args.only or DIRECTIONS
+    if args.preset is not None:
+        changed["preset"] = args.preset
     found = examine(
         open_model(args.model),
         args.pictures,
         args.sounds,
         split=args.split,
-        directions=args.only or DIRECTIONS,
+        directions=directions,
         seed=args.seed,
         report=lambda line: print(line, file=sys.stderr, flush=True),
-        settings=dict.fromkeys(args.only or (), changed),
+        settings=dict.fromkeys(directions, changed),
     )
     print(found.table)
     if args.json:
