@@ -123,7 +123,8 @@ class _Gradients:
     def scaled(self, scale: Tensor) -> list[Tensor]:
         """Each in the precision of what it is of, times the gradient of the loss itself: in place, they are large."""
         precise = [self.of_hidden, *self.of_tables]
-        if scale.device.type != "cpu" or scale != 1:
+        is_at_hand = type(scale) is Tensor and scale.device.type == "cpu"  # not on a GPU, nor pretended
+        if not (is_at_hand and scale == 1):
             precise = [gradient.mul_(scale) for gradient in precise]
         return [gradient.to(of.dtype) for gradient, of in zip(precise, (self.hidden, *self.tables))]
 
