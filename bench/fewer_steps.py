@@ -235,12 +235,13 @@ def draw(records: list[dict[str, Any]], split: str, path: Path) -> None:
         panel.scatter(
             [quick["looks"]], [quick["value"]], s=120, facecolors="none", edgecolors="red", label="fast preset"
         )
-        panel.set_xscale("log")
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:g}")
         panel.set_title(name.replace("-", " "))
         panel.set_xlabel("forward passes a request")
         panel.set_ylabel("share right" if direction.sign > 0 else "word error rate (less is better)")
-        if direction.sign < 0:
-            panel.set_ylim(0, min(1.0, panel.get_ylim()[1]))
+        low, high = panel.get_ylim()
+        panel.set_ylim(*((0, high) if direction.sign < 0 else (min(low, 0.9), 1.0)))
         print(
             f"| {name} | {label(quick['settings'])} | {quick['looks']:.1f} | {quick['value']:.3f} | "
             f"{label(slow['settings'])} | {slow['looks']:.1f} | {slow['value']:.3f} | "

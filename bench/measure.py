@@ -11,9 +11,9 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,17 +26,17 @@ from triptych.train.peak import matmul_peak
 from triptych.vocab import Task
 
 Call = Callable[[], object]
+Name = TypeVar("Name", bound=Hashable)
 
 
-def in_turns(calls: Mapping[str, Call], rounds: int, warm: int = 1) -> dict[str, float]:
+def in_turns(calls: Mapping[Name, Call], rounds: int, warm: int = 1) -> dict[Name, float]:
     """Median seconds of each, in turns; the first rounds are not counted."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[Name, list[float]] = {name: [] for name in calls}
     for number in range(warm + rounds):
         for name, call in calls.items():
-            began = time.perf_counter()
-            call()
+            taken = _seconds(call)
             if number >= warm:
-                times[name].append(time.perf_counter() - began)
+                times[name].append(taken)
         progress(f"round {number + 1} of {warm + rounds}")
     return {name: statistics.median(found) for name, found in times.items()}
 
@@ -56,6 +56,34 @@ def peak_bytes(call: Call) -> int:
 def flops_limit(seconds: float = 1.5) -> float:
     """FLOP/s of the best float32 matrix product of several sizes, with the threads that are set."""
     return matmul_peak(torch.device("cpu"), seconds)
+
+
+def product(seconds: float = 0.3) -> tuple[Call, float]:
+    """The best of several square products, often enough to take about so long; and its FLOPs.
+
+    To be measured in turns with what is compared with it: so a neighbour on the machine slows both.
+    """
+    speeds = {}
+    for size in (512, 1024, 2048):
+        a, b = torch.randn(2, size, size)
+        out = a @ b
+        best = min(_seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out)) for _ in range(5))
+        speeds[size] = 2 * size**3 / best
+    size = max(speeds, key=lambda each: speeds[each])
+    a, b = torch.randn(2, size, size)
+    out, times = a @ b, max(1, round(seconds * speeds[size] / (2 * size**3)))
+
+    def call() -> None:
+        for _ in range(times):
+            torch.mm(a, b, out=out)
+
+    return call, float(times * 2 * size**3)
+
+
+def _seconds(call: Call) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def bandwidth_limit(seconds: float = 1.0, size: int = 2**28) -> float:

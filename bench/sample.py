@@ -130,18 +130,19 @@ def text_samplers(
 def texts(peers: Peers, short: bool) -> list[dict[str, Any]]:
     model = build(paper_vocabulary())
     full = FullLogits(model)
-    length, steps = (64, 4) if short else (96, 12)
+    length, steps = (64, 4) if short else (64, 8)
     rows = []
-    cases = [(8, 1.0)] if short else [(8, 1.0), (1, 1.0), (8, 3.0), (1, 3.0)]
+    cases = [(8, 1.0)] if short else [(8, 1.0), (1, 1.0), (1, 3.0)]
     for (batch, guidance), rule in itertools.product(cases, RULES):
         prompt = prompts(model.vocabulary, batch, 32)
         progress(f"texts: {rule}, batch {batch}, guidance {guidance:g}")
         if rule == "greedy":
             check_equal(model, peers, prompt, length, steps, guidance)
         samplers = text_samplers(model, full, peers, prompt, length, steps, rule, guidance)
-        seconds = in_turns(samplers, rounds=1 if short else 2, warm=0 if short else 1)
+        seconds = in_turns(samplers, rounds=1, warm=0)
         row = {"what": rule, "batch": batch, "guidance": guidance, "ours, tokens/s": batch * length / seconds["ours"]}
         rows.append(row | {f"over {name}": seconds[name] / seconds["ours"] for name in seconds if name != "ours"})
+        progress(f"{rows[-1]}")
     return rows
 
 
@@ -193,20 +194,22 @@ def law(peers: Peers, count: int) -> list[dict[str, Any]]:
 def media(peers: Peers, short: bool) -> list[dict[str, Any]]:
     model = build(paper_vocabulary())
     full = FullLogits(model)
-    cases = [(Modality.IMAGE, 256, 8, 8), (Modality.AUDIO, 2 * RATE, 20, 8)]
+    cases = [(Modality.IMAGE, 256, 8, 8, 1.0), (Modality.AUDIO, 2 * RATE, 10, 8, 1.0)]
     if not short:
-        cases += [(Modality.IMAGE, 1024, 16, 1), (Modality.AUDIO, 2 * RATE, 20, 1)]
+        cases += [(Modality.IMAGE, 1024, 8, 1, g) for g in (1.0, 3.0)]
+        cases += [(Modality.AUDIO, 2 * RATE, 10, 1, g) for g in (1.0, 3.0)]
     rows = []
-    for (modality, length, steps, batch), guidance in itertools.product(cases, (1.0,) if short else (1.0, 3.0)):
+    for modality, length, steps, batch, guidance in cases:
         is_picture = modality == Modality.IMAGE
         name = f"picture, {length:,} tokens" if is_picture else f"speech, {length / RATE:g} s"
         progress(f"{name}, batch {batch}, guidance {guidance:g}")
         calls = media_samplers(model, full, peers, modality, length, steps, batch, guidance)
-        seconds = in_turns(calls, rounds=1 if short else 2, warm=0 if short else 1)
+        seconds = in_turns(calls, rounds=1, warm=0)
         each = seconds["ours"] / batch / (1 if is_picture else length / RATE)
         unit = "s a picture" if is_picture else "s a second of speech"
         row = {"what": name, "looks": steps, "batch": batch, "guidance": guidance, "ours": f"{each:.2f} {unit}"}
         rows.append(row | {f"over {key}": seconds[key] / seconds["ours"] for key in seconds if key != "ours"})
+        progress(f"{rows[-1]}")
     return rows
 
 

@@ -4,6 +4,7 @@
 """
 
 import json
+from pathlib import Path
 
 import fewer_steps
 import measure
@@ -15,8 +16,11 @@ import train
 from torch.utils.flop_counter import FlopCounterMode
 
 from triptych.model.transformer import ModelConfig
+from triptych.sample.generate import Settings
+from triptych.sample.presets import PRESETS
 from triptych.vocab import Modality, Vocabulary
 
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
 NOBODY = peers.Peers({})
 TINY = ModelConfig(num_layers=2, width=32, num_heads=2, d_ff=64)
 
@@ -135,3 +139,25 @@ def test_the_fast_preset_is_the_fewest_looks_within_a_point():
     assert fewer_steps.fast(right, records[:3])["looks"] == 9.0
     errors = fewer_steps.DIRECTIONS["speech-to-text"]
     assert fewer_steps.fast(errors, [record(0.05, 10.0), record(0.059, 2.0), record(0.07, 1.0)])["looks"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "fewer"),
+    [
+        ("text-to-image", Modality.IMAGE, 2.5),
+        ("image-to-text", "caption", 1.3),
+        ("questions", Modality.TEXT, 1.0),
+        ("speech-to-text", Modality.TEXT, 2.0),
+        ("text-to-speech", Modality.AUDIO, 10.0),
+    ],
+)
+def test_fast_presets_are_within_a_point_of_the_best_that_was_measured(name, preset, fewer):
+    """And take so many times fewer looks than one token a look."""
+    direction = fewer_steps.DIRECTIONS[name]
+    records = [r for r in fewer_steps.read(RESULTS / "fewer_steps.jsonl") if r["direction"] == name]
+    assert len(records) == len(list(fewer_steps.settings_of(direction)))
+    chosen = PRESETS["fast"][preset]
+    (own,) = [r for r in records if Settings(**r["settings"]) == chosen]
+    best = max(direction.sign * r["value"] for r in records)
+    assert direction.sign * own["value"] >= best - fewer_steps.POINT
+    assert fewer_steps.reference(direction, records)["looks"] / own["looks"] >= fewer

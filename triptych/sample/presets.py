@@ -10,7 +10,7 @@ Use = Literal["caption"]  # that has settings of its own, besides those for what
 
 # What is best on validation scenes is also what takes few forward passes (bench/fewer_steps.py, docs/performance.md).
 _PICTURES = Settings(sampler="entropy_bounded", temperature=0.7, options={"gamma": 0.1})
-_SPEECH = Settings(sampler="ancestral", steps=8, temperature=0.0, guidance=1.5, length="median")
+_SPEECH = Settings(sampler="random_order", steps=8, temperature=0.0, length="median")
 # The model knows better whether a picture fits a sentence than how to find the sentence.
 _CAPTIONS = Settings(sampler="entropy_bounded", temperature=0.7, length="draw", best_of=8, options={"gamma": 0.1})
 
