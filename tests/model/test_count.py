@@ -10,9 +10,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from measure import peak_bytes
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -277,14 +277,7 @@ def most_allocated(model: Transformer, case: Training) -> int:
         optimizer.zero_grad()
 
     step()  # makes the moments
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    now = most = 0
-    changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(changes, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    return peak_bytes(step)
 
 
 @pytest.mark.parametrize("case", TRAININGS.values(), ids=list(TRAININGS))
