@@ -43,7 +43,7 @@ class Columns:
     """Logits of hidden rows, a few megabytes at a time: never all that are asked for.
 
     They are computed for as many rows at once as a matrix product likes, into memory that is used again and again (to
-    get it anew from the system would take a fifth of the time), and handed out in pieces that stay in a cache.
+    get it anew from the system costs time), and handed out in pieces that stay in a cache.
     """
 
     def __init__(self, network: Network):
