@@ -3,8 +3,8 @@
     python bench/sample.py [--short] [--json FILE] [--peer llada=PATH] [--peer dllm=PATH] [--peer mmada=PATH]
 
 The same backbone with the same weights (4 layers of width 512), the same number of looks, batch 1 and 8, and with
-guidance in batches of 1. First it is checked that both sides do the same: at temperature 0 the tokens are equal one by one;
-at temperature 1 the laws are compared on a model whose law can be counted (chi-square, `law` below).
+guidance in batches of 1. First it is checked that both sides do the same: at temperature 0 the tokens are equal one
+by one; at temperature 1 the laws are compared on a model whose law can be counted (chi-square, `law` below).
 
 Ratios are tokens a second over those of the others' way, in turns in one process.
 """
