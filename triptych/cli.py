@@ -9,11 +9,13 @@ from typing import Any, NoReturn
 
 import triptych
 from triptych.errors import UserError, did_you_mean
-from triptych.verbs import data, model, plan, scenes, study, verify
+from triptych.verbs import data, model, plan, scaling, scenes, study, verify
 from triptych.verbs.base import Verb
 
 _FIRST = {"demo": scenes.VERBS["demo"]}
-VERBS: dict[str, Verb] = _FIRST | model.VERBS | plan.VERBS | study.VERBS | data.VERBS | verify.VERBS | scenes.VERBS
+VERBS: dict[str, Verb] = (
+    _FIRST | model.VERBS | plan.VERBS | study.VERBS | scaling.VERBS | data.VERBS | verify.VERBS | scenes.VERBS
+)
 
 _HELP = ("-h", "--help", "help")
 _PREEMPTED, _INTERRUPTED = 75, 130  # exit codes after SIGTERM and Ctrl-C

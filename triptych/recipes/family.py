@@ -115,3 +115,17 @@ def member(
         num_steps=steps,
         seed=seed,
     )
+
+
+def by_module() -> RunConfig:
+    """The same with what was found for every module: better at the base, and what `scenes` is made from."""
+    run = family()
+    return replace(run, optimizer=FOUND, transfer=replace(run.transfer, per_module="family"))
+
+
+def of_width(run: RunConfig, width: int, seed: int = 0) -> RunConfig:
+    """For scaling: as many layers as keep the base's aspect, and everything follows from the base."""
+    if width < HEAD_WIDTH or width % HEAD_WIDTH:
+        raise UserError(f"a width of the family is a multiple of {HEAD_WIDTH}, got {width}.")
+    layers = max(1, round(width * BASE_LAYERS / BASE_WIDTH))
+    return member(run, width=width, layers=layers, batch=BASE_BATCH, rule="completed_p", seed=seed)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from triptych.data.shards import write_atomically
-from triptych.errors import DataError, UserError, require
+from triptych.errors import DataError, UserError
+from triptych.recipes.family import family
 from triptych.studies.trials import Trial, run_trials
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig, to_json
@@ -29,6 +30,8 @@ class Study:
     draw: Callable[[Records, Path], None]
     fixed: Callable[[argparse.Namespace], dict[str, Any]] = lambda args: {}
     """Of the arguments, those that all trials of a folder must share, for findings do not tell them apart."""
+    base: Callable[[], RunConfig] = family
+    """Where the family's values are tuned."""
 
 
 def grid(
@@ -135,28 +138,3 @@ def numbers(text: str) -> list[float]:
     if not found or not all(0 < number < float("inf") for number in found):
         raise argparse.ArgumentTypeError(f"expected positive numbers with commas between, got {text!r}")
     return found
-
-
-def pyplot() -> Any:
-    """Matplotlib that draws into files, with the look all figures share."""
-    require("matplotlib", "hpo", "a figure").use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {
-            "figure.dpi": 130,
-            "font.size": 9,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.alpha": 0.25,
-            "lines.linewidth": 1.4,
-            "legend.frameon": False,
-        }
-    )
-    return plt
-
-
-def save(figure: Any, path: Path) -> None:
-    figure.savefig(path, bbox_inches="tight")
-    pyplot().close(figure)

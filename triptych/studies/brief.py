@@ -12,9 +12,10 @@ from triptych.data.loader import Loader
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
 from triptych.train.step import build_model, build_optimizer, train_step
-from triptych.train.validate import HeldOut
+from triptych.train.validate import HeldOut, overall
 
 _LAST = 0.1  # share of the run whose training loss is averaged
+_POINTS = 40  # of a training curve, at most
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Outcome:
     """Mean over the last tenth of the steps."""
     diverged: bool = False
     tokens: int = 0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    """Tokens seen and the mean training loss since the point before, at tokens that grow evenly on a log scale."""
     seconds: float = 0.0
 
     @property
@@ -49,19 +52,25 @@ def train_briefly(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
     device = torch.device("cpu")
     model = build_model(config, bundle.vocabulary)
     optimizer = build_optimizer(model, config.resolved)
-    losses, tokens = [], 0
+    losses, seen, tokens = [], [], 0
     with Loader(list(config.data), config.loader, 0, 1, start_step=0, num_steps=config.num_steps) as loader:
         for step in loader:
             sums, _ = train_step(model, optimizer, step, config, bundle.vocabulary, device)
             tokens += step.num_tokens
             losses.append(sums.loss)
+            seen.append(tokens)
             if sums.skipped or not math.isfinite(sums.loss):
                 return Outcome(diverged=True, tokens=tokens, seconds=time.monotonic() - began)
     held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
     estimates = held_out.estimate(model, device)
     found = {name: each.nats_per_token for name, each in estimates.items()}
-    whole = [each for name, each in estimates.items() if "|" not in name]
-    found["all"] = sum(each.nats_per_token * each.tokens for each in whole) / sum(each.tokens for each in whole)
+    found["all"] = overall(estimates)
     last = losses[-max(1, round(_LAST * len(losses))) :]
     diverged = not all(map(math.isfinite, found.values()))
-    return Outcome(found, float(np.mean(last)), diverged, tokens, time.monotonic() - began)
+    return Outcome(found, float(np.mean(last)), diverged, tokens, _curve(seen, losses), time.monotonic() - began)
+
+
+def _curve(seen: list[int], losses: list[float]) -> list[tuple[int, float]]:
+    ends = np.unique(np.geomspace(1, len(losses), _POINTS).round().astype(int))
+    begins = [0, *ends[:-1]]
+    return [(seen[end - 1], round(float(np.mean(losses[begin:end])), 5)) for begin, end in zip(begins, ends)]

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from triptych.data.loader import Loader
 from triptych.errors import UserError
+from triptych.figure import pyplot, save
 from triptych.model.transformer import Transformer
 from triptych.recipes.family import BASE_LAYERS, BASE_WIDTH, member
-from triptych.studies.base import Records, Study, grid, positive, pyplot, save, several, whole_number
+from triptych.studies.base import Records, Study, grid, positive, several, whole_number
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig

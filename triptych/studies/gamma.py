@@ -16,19 +16,16 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import UserError
+from triptych.figure import pyplot, save
 from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
-from triptych.studies.base import Records, Study, grid, numbers, pyplot, save, whole_number
+from triptych.scaling.drift_horizon import DriftHorizon, direct_gamma, direct_interval, fit_drift_horizon
+from triptych.studies.base import Records, Study, grid, numbers, whole_number
 from triptych.studies.brief import train_briefly
-from triptych.studies.drift_horizon import (
-    DriftHorizonFit,
-    bootstrap_gamma,
-    direct_gamma,
-    direct_interval,
-    fit_drift_horizon,
-)
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
+
+_DESCRIBES = 0.05  # the largest mean relative error on held-out runs of a law that says something about them
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
@@ -69,14 +66,6 @@ def _columns(records: Records) -> tuple[list[float], list[float], list[float]]:
     return tuple([record[name] for record in kept] for name in ("virtual_steps", "virtual_batch", "loss"))  # type: ignore[return-value]
 
 
-def _law(columns: tuple[list[float], list[float], list[float]]) -> DriftHorizonFit | None:
-    """The law, if it describes the runs."""
-    try:
-        return fit_drift_horizon(*columns)
-    except UserError:
-        return None
-
-
 def _direct(columns: tuple[list[float], list[float], list[float]], neighbours: int) -> str:
     value = f"{direct_gamma(*columns, neighbours=neighbours).gamma:.3f}"
     try:
@@ -86,17 +75,23 @@ def _direct(columns: tuple[list[float], list[float], list[float]], neighbours: i
     return f"{value} ({low:.3f} to {high:.3f})"
 
 
+def _law(columns: tuple[list[float], list[float], list[float]]) -> DriftHorizon | None:
+    """The law, if it describes the runs."""
+    found = fit_drift_horizon(*columns)
+    return found if found.is_identified and found.fit.held_out_mre < _DESCRIBES else None
+
+
 def _findings(records: Records) -> list[str]:
     columns = _columns(records)
     law, direct = _law(columns), direct_gamma(*columns, neighbours=1)
     if law is None:
-        found = ["the law L = E + A S^-alpha + B B^-beta does not describe these runs: its fit does not converge"]
-    else:
+        missed = fit_drift_horizon(*columns).fit.held_out_mre
         found = [
-            f"gamma of the fitted law: {bootstrap_gamma(*columns)}",
-            f"the law: L = {law.E:.4g} + {law.A:.4g} S^-{law.alpha:.3f} + {law.B:.4g} B^-{law.beta:.3f}, "
-            f"scatter {law.scatter:.4f} of the loss",
+            "the law L = E + A S^-alpha + B B^-beta does not describe these runs: it misses held-out ones by "
+            f"{missed:.0%}"
         ]
+    else:
+        found = [f"gamma of the fitted law: {law}", f"the law: L = {law.fit.law}, misses {law.fit.held_out_mre:.1%}"]
     found.append(
         f"gamma by the best virtual batches alone: {_direct(columns, 1)}, {direct.num_on_edge} of {len(direct.optima)} "
         f"best ones at an edge of the sweep and left out; with parabolas through five points, not three, "
@@ -128,7 +123,7 @@ def _draw(records: Records, path: Path) -> None:
         panel.plot(batches, means, style, ms=4, lw=1, color=colour, label=f"{tokens:g} x tokens")
         if law is not None:
             line = np.geomspace(batches[0], batches[-1], 50)
-            panel.plot(line, law.loss(tokens * BASE_BATCH * BASE_STEPS / line, line), "-", color=colour, lw=1)
+            panel.plot(line, law.fit.law.loss(tokens * BASE_BATCH * BASE_STEPS / line, line), "-", color=colour, lw=1)
     inside = [optimum for optimum in optima if not optimum.is_on_edge]
     panel.plot([each.virtual_batch for each in inside], [each.loss for each in inside], "k*--", ms=9, lw=0.8)
     panel.set_xscale("log", base=2)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import UserError, did_you_mean
+from triptych.figure import pyplot, save
 from triptych.recipes.family import BASE_LAYERS, BASE_WIDTH, TUNED, member
-from triptych.studies.base import Records, Study, grid, numbers, positive, pyplot, save, whole_number, whole_numbers
+from triptych.studies.base import Records, Study, grid, numbers, positive, whole_number, whole_numbers
 from triptych.studies.brief import train_briefly
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle

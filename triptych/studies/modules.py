@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from triptych.errors import UserError
+from triptych.figure import pyplot, save
 from triptych.model.transformer import Transformer, tagged_parameters
 from triptych.recipes.family import member
 from triptych.studies import trials
-from triptych.studies.base import Records, Study, positive, pyplot, save, whole_number
+from triptych.studies.base import Records, Study, positive, whole_number
 from triptych.studies.brief import train_briefly
 from triptych.studies.search_modules import (
     INCUMBENT,

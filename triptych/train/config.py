@@ -307,6 +307,25 @@ def override(config: Config, assignments: list[str]) -> Config:
     return _apply(config, changes, "")
 
 
+def assignments(config: Any, other: Any) -> list[str]:
+    """What `override` must be given to make another configuration of this one."""
+    return _assignments(to_json(config), to_json(other), "")
+
+
+def _assignments(old: Any, new: Any, name: str) -> list[str]:
+    if old == new:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict) and old.get("kind") == new.get("kind"):
+        prefix = f"{name}." if name else ""
+        return [text for key, value in new.items() for text in _assignments(old.get(key), value, prefix + key)]
+    if isinstance(new, dict):
+        fields = [_assignments(None, value, f"{name}.{key}") for key, value in new.items() if key != "kind"]
+        return [f"{name}={new['kind']}", *(text for field in fields for text in field)]
+    if isinstance(new, list):
+        return [f"{name}={','.join(map(str, new))}"]
+    return [f"{name}={'none' if new is None else str(new).lower() if isinstance(new, bool) else new}"]
+
+
 _KIND = "="  # in a branch of changes: what the whole is set to before its fields are
 
 

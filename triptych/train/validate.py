@@ -1,7 +1,7 @@
 """Held-out negative ELBO per modality and direction, on fixed masks, with its margin."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,12 @@ class Estimate:
     @property
     def as_json(self) -> dict[str, float]:
         return {"nats_per_token": self.nats_per_token, "margin": self.margin, "tokens": self.tokens}
+
+
+def overall(estimates: Mapping[str, Estimate]) -> float:
+    """Nats per token over all tokens of whole sequences, whatever their modality."""
+    whole = [each for name, each in estimates.items() if "|" not in name]
+    return sum(each.nats_per_token * each.tokens for each in whole) / sum(each.tokens for each in whole)
 
 
 class HeldOut:

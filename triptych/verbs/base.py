@@ -66,3 +66,11 @@ def open_model(source: str, device: Any = "cpu") -> Any:
 def cpus() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def short(number: float) -> str:
+    """Three digits and a letter."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}" if number < 1e15 else f"{number:.1e}"
+    return f"{number:.3g}"

@@ -2,9 +2,11 @@
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from triptych.verbs.base import Verb
+from triptych.errors import UserError
+from triptych.verbs.base import Verb, short
 
 
 def _describe_plan(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +15,9 @@ Show what a recipe comes to: the size of the model, how far it is from where its
 weight's own initial size, learning rate, betas, epsilon and weight decay, with the rules that made them. With --gpus
 also tokens, FLOPs, memory per rank, checkpoints, hours and cost on such GPUs, and warnings (docs/planning.md).
 
+With --budget, instead, how large a model of the recipe's family should be, on how many tokens and in which batches: by
+published laws, and by your own runs with --law (docs/scaling.md).
+
 examples:
   triptych plan scenes
   triptych plan paper_3b
@@ -20,10 +25,12 @@ examples:
   triptych plan paper_3b parallel.precision=bfloat16 --gpus 256 --gpu h100 --price-per-hour 2.5
   triptych plan paper_3b --gpus 128 --rehearse            build, shard and step it on ranks that do not exist
   triptych plan scenes --gpus 1 --gpu cpu
+  triptych plan --budget 1e21
+  triptych fit runs.csv --json > fit.json && triptych plan family --budget 1e14 --law fit.json
 
 m_N and m_L are width and depth over those of the base, kappa the size of a step in the noise's own time:
 kappa = (base tokens / tokens)^gamma (batch / base batch)."""
-    parser.add_argument("recipe", metavar="RECIPE")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="with --budget, of the family (default: aspect_8)")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe that are to differ")
     parser.add_argument("--gpus", type=int, metavar="N", help="how many, one rank each")
     parser.add_argument(
@@ -34,12 +41,16 @@ kappa = (base tokens / tokens)^gamma (batch / base batch)."""
     parser.add_argument(
         "--rehearse", action="store_true", help="also do one step of one rank, on tensors without numbers"
     )
+    parser.add_argument("--budget", type=float, metavar="FLOPS", help="what model and tokens are best for it")
+    parser.add_argument("--law", type=Path, metavar="FILE", help="with --budget: what `triptych fit --json` printed")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
 def _check(args: argparse.Namespace) -> None:
-    from triptych.errors import UserError
-
+    if args.recipe is None:
+        raise UserError("which recipe? `triptych plan scenes`, or `triptych plan --budget 1e21` for the best size.")
+    if args.law is not None:
+        raise UserError("--law needs --budget FLOPS: it says what is best for it.")
     if args.gpus is None:
         for name in ("gpu", "mfu", "price_per_hour", "rehearse"):
             if getattr(args, name) not in (None, False):
@@ -55,6 +66,10 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _run_plan(args: argparse.Namespace) -> None:
+    if args.budget is not None:
+        _run_budget(args)
+        return
+    _check(args)
     import json
 
     import torch
@@ -67,7 +82,6 @@ def _run_plan(args: argparse.Namespace) -> None:
     from triptych.transfer.explain import explain
     from triptych.vocab import paper_vocabulary
 
-    _check(args)
     config = override(recipe(args.recipe), args.changes)
     # The paper's tokenizers need files of their own; how many ids they have is known without.
     is_paper = config.tokenizers == "paper"
@@ -187,12 +201,12 @@ def _print_estimate(found: Any) -> None:
     cost = "" if found.cost is None else f", ${found.cost:,.0f} at ${found.price:g}"
     tell(
         "tokens",
-        f"{_short(found.tokens)} in {_short(found.positions)} positions and {config.num_steps:,} steps",
+        f"{short(found.tokens)} in {short(found.positions)} positions and {config.num_steps:,} steps",
         f"{1 - found.tokens / found.positions:.1%} is padding, {_ORIGINS[found.batches.origin]}",
     )
     tell(
         "compute-optimal",
-        f"{_short(best)} tokens by the paper's law",
+        f"{short(best)} tokens by the paper's law",
         f"the run has {found.tokens / best:.3g} x as many",
     )
     tell(
@@ -230,19 +244,68 @@ def _print_estimate(found: Any) -> None:
         print(f"  - {line}")
 
 
-def _short(number: float) -> str:
-    """Three digits and a letter."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.3g}"
-
-
 def _bytes(number: float) -> str:
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if number >= size:
             return f"{number / size:,.3g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
     return f"{number / 1e3:,.3g} kB"
+
+
+# -- for a budget -----------------------------------------------------------------------------------------------------
+
+
+def _run_budget(args: argparse.Namespace) -> None:
+    import json
+    import shlex
+
+    from triptych.recipes import recipe
+    from triptych.scaling.family import family_for
+    from triptych.scaling.optimal import FlopsPerToken
+    from triptych.scaling.published import PUBLISHED
+    from triptych.scaling.report import best_for, read_fit
+    from triptych.train.config import assignments
+
+    if any(getattr(args, name) is not None for name in ("gpus", "gpu", "mfu", "price_per_hour")) or args.rehearse:
+        raise UserError("--budget goes without --gpus and its options: plan the recipe that comes out with them.")
+    if not 0 < args.budget < float("inf"):
+        raise UserError(f"--budget is a positive number of FLOPs, got {args.budget:g}.")
+    family = family_for(args.recipe or "aspect_8", args.changes)
+    per_token = FlopsPerToken.through(family.sizes, family.per_token)
+    rows = []
+    if args.law is not None:
+        best = best_for(*read_fit(args.law), args.budget, per_token)
+        rows.append((str(args.law), best.N, best.D, dict(best.intervals)))
+    for name, law in PUBLISHED.items():
+        found = law.frontier.optimum(args.budget, per_token)
+        rows.append((name, found.N, found.D, {}))
+    advice: list[dict[str, Any]] = []
+    for name, size, tokens, ends in rows:
+        chosen, cell = family.nearest(size, args.budget)
+        command = shlex.join(["triptych", "train", chosen, *assignments(recipe(chosen), cell.config)])
+        advice.append({"law": name, "N": size, "D": tokens, "intervals": ends, "model": cell, "command": command})
+    if args.json:
+        print(json.dumps({"budget": args.budget, "advice": [_advice_json(each) for each in advice]}, indent=2))
+        return
+    print(f"{args.budget:g} FLOPs, {family}")
+    print(f"  {'by':24} {'N':>7}  {'D':>7}  {'D/N':>6}   {'nearest model':>13} {'N':>7}  {'D':>7}  {'batch':>6}  steps")
+    for each in advice:
+        cell, model = each["model"], each["model"].config.model
+        print(
+            f"  {each['law']:24} {short(each['N']):>7}  {short(each['D']):>7}  {each['D'] / each['N']:6.3g}   "
+            f"{f'{model.num_layers} x {model.width}':>13} {short(cell.N):>7}  {short(cell.D):>7}  "
+            f"{cell.config.loader.global_batch:6,}  {cell.config.num_steps:,}"
+        )
+        if each["intervals"]:
+            reach = [f"{name} {short(low)} to {short(high)}" for name, (low, high) in each["intervals"].items()]
+            print(f"  {'':24} 90% intervals: {', '.join(reach)}")
+    print(f"\nthe model of the first line: {advice[0]['command']}")
+
+
+def _advice_json(advice: dict[str, Any]) -> dict[str, Any]:
+    cell = advice["model"]
+    model = {"num_layers": cell.config.model.num_layers, "width": cell.config.model.width, "N": cell.N, "D": cell.D}
+    run = {"batch": cell.config.loader.global_batch, "num_steps": cell.config.num_steps, "flops": cell.C}
+    return {**advice, "model": model | run}
 
 
 VERBS = {"plan": Verb("what a recipe comes to: sizes and every weight's hyperparameters", _describe_plan, _run_plan)}

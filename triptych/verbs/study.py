@@ -15,6 +15,7 @@ STUDIES = {
     "batch-size": ("batch_size", "does a run end at the same loss whatever its batch size, and up to which?"),
     "search": ("search", "which learning rate, betas, epsilon and weight decay suit the base?"),
     "modules": ("modules", "what is it worth that every kind of weight has its own values?"),
+    "scaling": ("scaling", "how large a model, on how many tokens, is best for a budget of compute?"),
     "gamma": ("gamma", "of more tokens, how many should lower the noise and how many lengthen the way?"),
 }
 
@@ -53,7 +54,7 @@ examples:
 def _run(name: str, args: argparse.Namespace) -> None:
     import torch
 
-    from triptych.recipes.family import check, family
+    from triptych.recipes.family import check
     from triptych.studies.base import about, join
     from triptych.studies.trials import Records
     from triptych.tokenizers.bundle import TokenizerBundle
@@ -67,7 +68,7 @@ def _run(name: str, args: argparse.Namespace) -> None:
             raise UserError(f"{args.out} holds a study of {kept!r}: draw it with `triptych study {kept}`.")
     else:
         torch.set_num_threads(args.threads)
-        config = override(family(), args.changes)
+        config = override(study.base(), args.changes)
         check(config)
         bundle = TokenizerBundle.load(config.tokenizers)
         check_data(config, bundle)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from triptych.errors import UserError
-from triptych.studies.critical_batch import PlateauFit, bootstrap, critical_batch, fit_plateau
+from triptych.scaling.critical_batch import PlateauFit, bootstrap, critical_batch, fit_plateau
 
 STEPS = np.repeat(2.0 ** np.arange(5, 13), 2)  # 32 to 4096, two seeds each
 SEQUENCES = 100_000.0

@@ -1,0 +1,121 @@
+"""IsoFLOP grids: every run costs its budget, by the exact count, and follows from the base."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triptych.errors import UserError
+from triptych.model.count import flops, parameters
+from triptych.recipes import family_of, recipe
+from triptych.recipes.family import by_module, of_width
+from triptych.scaling.family import family_for
+from triptych.scaling.grid import Lengths, budgets_between, cell_of, isoflop_grid
+from triptych.scaling.queue import planned, read_grid, write_grid
+from triptych.train.config import override
+from triptych.vocab import paper_vocabulary
+
+VOCABULARY = paper_vocabulary()
+LENGTHS = Lengths(mean=2100.0, context=2600.0)
+MEMBERS = [member for _, member in family_of("paper_3b")]
+
+
+def test_the_paper_s_grid() -> None:
+    cells = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, budgets_between(5e18, 1e22, 24), most_sizes=11)
+    assert 250 <= len(cells) <= 264  # the paper: 262
+    assert len({cell.budget for cell in cells}) == 24
+    assert len({cell.key for cell in cells}) == len(cells)
+    for cell in cells:
+        model = cell.config.model
+        assert model.width == 128 * model.num_layers
+        assert parameters(model, VOCABULARY).blocks == cell.N
+        assert pytest.approx(cell.D * flops(model, VOCABULARY, LENGTHS.context).training) == cell.C
+        assert pytest.approx(cell.budget, rel=0.002) == cell.C  # steps are whole
+        assert 1 <= cell.tokens_per_parameter <= 2000
+        assert cell.config.num_steps * cell.config.loader.global_batch * LENGTHS.mean == cell.D
+
+
+def test_hyperparameters_follow_from_the_base() -> None:
+    for cell in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], most_sizes=5):
+        resolved = cell.config.resolved
+        assert resolved.kappa == pytest.approx(1, abs=0.01)
+        assert cell.config.transfer.per_module == "paper"
+        assert resolved.ratios[0] == cell.config.model.width / 1024
+
+
+def test_few_sizes_are_spread_over_all_that_fit() -> None:
+    every = [cell.N for cell in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20])]
+    few = [cell.N for cell in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], most_sizes=4)]
+    assert len(few) == 4
+    assert (few[0], few[-1]) == (every[0], every[-1])
+    steps = np.diff(np.log(few))
+    assert steps.max() < 1.5 * steps.min()
+
+
+def test_budgets() -> None:
+    assert budgets_between(1e10, 1e12, 3) == [1e10, 1e11, 1e12]
+    for wrong in ((1e12, 1e10, 3), (0, 1, 3), (1, 2, 1), (1, float("inf"), 3)):
+        with pytest.raises(UserError, match="budgets need"):
+            budgets_between(*wrong)
+    with pytest.raises(UserError, match="no member of the family has 1 to 2000 tokens per parameter"):
+        isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e9])
+
+
+def test_without_a_base_batch_the_recipe_s_own_is_kept() -> None:
+    cell = cell_of(recipe("paper_base"), VOCABULARY, LENGTHS, 1e19)
+    assert cell is not None
+    assert cell.config.loader.global_batch == 256
+
+
+def test_a_budget_below_a_step_has_no_run() -> None:
+    assert cell_of(recipe("paper_3b"), VOCABULARY, LENGTHS, 1e6) is None
+
+
+def test_widths_of_the_cpu_family() -> None:
+    shapes = [
+        (run.model.num_layers, run.model.width) for run in (of_width(by_module(), w) for w in (16, 48, 64, 96, 160))
+    ]
+    assert shapes == [(1, 16), (2, 48), (2, 64), (3, 96), (5, 160)]
+    with pytest.raises(UserError, match="multiple of 16, got 40"):
+        of_width(by_module(), 40)
+
+
+def test_a_planned_run_is_the_cell_as_a_command(tmp_path: Path) -> None:
+    """What `triptych train` makes of the words is the configuration that was planned."""
+    for name, member in (family_of("family")[3], family_of("aspect_8")[3]):
+        cell = cell_of(member, VOCABULARY, LENGTHS, 3e19 if name.startswith("aspect") else 1e12)
+        assert cell is not None
+        run = planned(cell, name, recipe(name))
+        assert override(recipe(name), list(run.changes)) == cell.config
+        assert run.command(tmp_path)[:2] == ["train", name]
+        assert run.command(tmp_path)[-2:] == ["--out", str(tmp_path / "runs" / run.name)]
+        assert " " not in run.name
+
+
+def test_a_grid_is_kept_as_it_began(tmp_path: Path) -> None:
+    cells = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e19, 1e20], most_sizes=2)
+    runs = [planned(cell, "paper_base", recipe("paper_base")) for cell in cells]
+    write_grid(tmp_path / "grid", runs)
+    assert read_grid(tmp_path / "grid") == runs
+    write_grid(tmp_path / "grid", runs)
+    with pytest.raises(UserError, match="holds another grid"):
+        write_grid(tmp_path / "grid", runs[:-1])
+    with pytest.raises(UserError, match="holds no grid"):
+        read_grid(tmp_path)
+    (tmp_path / "grid" / "grid.json").write_text('{"runs": [{"key": "a"}]}')
+    with pytest.raises(UserError, match="is not a grid"):
+        read_grid(tmp_path / "grid")
+
+
+def test_what_follows_from_the_budget_cannot_be_changed() -> None:
+    with pytest.raises(UserError, match="num_steps follows from the budget"):
+        family_for("aspect_8", ["num_steps=10"])
+
+
+def test_the_nearest_member() -> None:
+    family = family_for("aspect_8")
+    name, cell = family.nearest(80e6, 1e19)
+    assert name == "aspect_8"
+    assert cell.config.model.num_layers == 8
+    with pytest.raises(UserError, match="this family 1.64e"):
+        family.nearest(1e3, 1e12)

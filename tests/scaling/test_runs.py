@@ -1,0 +1,166 @@
+"""Tables of runs: every usual file is read, and what is wrong with one is said in a line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from triptych.errors import UserError
+from triptych.scaling.published import CHINCHILLA
+from triptych.scaling.runs import read_runs, runs_of
+
+SIZES = np.repeat([1e8, 3e8, 1e9, 3e9], 4)
+TOKENS = np.tile([2e9, 8e9, 3e10, 1e11], 4)
+LOSS = CHINCHILLA.loss(SIZES, TOKENS)
+ROWS = [dict(zip(("N", "D", "loss"), values)) for values in zip(SIZES.tolist(), TOKENS.tolist(), LOSS.tolist())]
+
+
+def csv_of(path: Path, rows: list[dict], delimiter: str = ",") -> Path:
+    lines = [delimiter.join(rows[0]), *(delimiter.join(str(row[name]) for name in rows[0]) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_all_kinds_of_files_are_the_same_table(tmp_path: Path) -> None:
+    jsonl, array = tmp_path / "runs.jsonl", tmp_path / "runs.json"
+    jsonl.write_text("".join(json.dumps({"key": str(at), **row}) + "\n\n" for at, row in enumerate(ROWS)))
+    array.write_text(json.dumps(ROWS))
+    with_mark = tmp_path / "excel.csv"
+    with_mark.write_bytes(b"\xef\xbb\xbf" + csv_of(tmp_path / "plain.csv", ROWS).read_bytes().replace(b"\n", b"\r\n"))
+    for path in (
+        csv_of(tmp_path / "runs.csv", ROWS),
+        csv_of(tmp_path / "runs.tsv", ROWS, "\t"),
+        jsonl,
+        array,
+        with_mark,
+    ):
+        runs = read_runs(path)
+        assert runs.columns[0] == pytest.approx(SIZES)
+        assert runs.columns[1] == pytest.approx(TOKENS)
+        assert runs.loss == pytest.approx(LOSS)
+        assert runs.flops is None
+
+
+def test_columns_under_other_names_and_units(tmp_path: Path) -> None:
+    rows = [{"Params": row["N"] / 1e9, "tokens": row["D"] / 1e9, "final": row["loss"], "note": "x"} for row in ROWS]
+    path = csv_of(tmp_path / "runs.csv", rows)
+    runs = read_runs(path, called={"loss": "final"}, unit=1e9)
+    assert runs.columns[0] == pytest.approx(SIZES)
+    with pytest.raises(UserError, match=r"no column for loss: expected loss or L or val_loss, it has Params, tokens"):
+        read_runs(path, unit=1e9)
+    with pytest.raises(UserError, match=r"has no column 'fnal'\. Did you mean 'final'"):
+        read_runs(path, called={"loss": "fnal"}, unit=1e9)
+    with pytest.raises(UserError, match="--columns knows N, D, loss, C, got 'M'"):
+        read_runs(path, called={"M": "final"})
+
+
+def test_tokens_follow_from_flops(tmp_path: Path) -> None:
+    rows = [{"N": row["N"], "C": 6 * row["N"] * row["D"], "loss": row["loss"]} for row in ROWS]
+    runs = read_runs(csv_of(tmp_path / "runs.csv", rows))
+    assert runs.columns[1] == pytest.approx(TOKENS)
+    assert runs.flops == pytest.approx(6 * SIZES * TOKENS)
+
+
+def test_the_worst_can_be_left_out(tmp_path: Path) -> None:
+    runs = read_runs(csv_of(tmp_path / "runs.csv", ROWS), drop_worst=3)
+    assert sorted(runs.loss) == pytest.approx(sorted(LOSS)[:-3])
+    assert list(runs.loss) == [loss for loss in LOSS if loss in runs.loss]  # in the order of the file
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({5: {"loss": "nan"}}, "row 6: the loss is nan. Leave runs that diverged out, or give --skip-diverged"),
+        ({5: {"loss": ""}}, "row 6: the loss is nan"),
+        ({5: {"loss": "inf"}}, "row 6: the loss is inf"),
+        ({5: {"loss": -1.0}}, "row 6: the loss is -1"),
+        ({5: {"loss": "1,5"}}, "row 6 has more cells than the header has names"),
+        ({5: {"N": "80M"}}, "row 6: N must be a number, got '80M'"),
+        ({5: {"N": 0.08}}, r"row 6: N is 0.08, and no run has so few parameters. .* if both N and D are in billions"),
+        ({5: {"D": 300}}, "row 6: D is 300, and no run has so few tokens"),
+        ({5: {"D": 0}}, "row 6: D must be positive and finite, got 0"),
+        ({5: ROWS[2]}, r"row 3 and row 6 are the same run \(N 1e\+08, D 3e\+10, loss "),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said(tmp_path: Path, change: dict, message: str) -> None:
+    rows = [{**row, **change.get(at, {})} for at, row in enumerate(ROWS)]
+    with pytest.raises(UserError, match=message) as error:
+        read_runs(csv_of(tmp_path / "runs.csv", rows))
+    assert "\n" not in str(error.value)
+
+
+def test_diverged_runs_are_skipped_if_asked(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(
+        "".join(json.dumps({**row, "loss": None if at == 4 else row["loss"]}) + "\n" for at, row in enumerate(ROWS))
+    )
+    with pytest.raises(UserError, match="line 5: the loss is nan"):
+        read_runs(path)
+    assert len(read_runs(path, skip_diverged=True)) == 15
+
+
+def test_n_in_billions_by_mistake(tmp_path: Path) -> None:
+    """All of them: the first row is named, and the remedy works."""
+    rows = [{**row, "N": row["N"] / 1e9, "D": row["D"] / 1e9} for row in ROWS]
+    path = csv_of(tmp_path / "runs.csv", rows)
+    with pytest.raises(UserError, match="row 1: N is 0.1, .* give --unit 1e9"):
+        read_runs(path)
+    assert read_runs(path, unit=1e9).columns[1] == pytest.approx(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (ROWS[:5], "a law of five coefficients needs at least 8 different runs, got 5"),
+        ([row for row in ROWS if row["N"] < 5e8], "at least 3 different N, got 2"),
+        ([row for row in ROWS if row["D"] < 1e10], "at least 3 different D, got 2"),
+        (
+            [{**row, "D": 20 * row["N"] * (1 + at * 1e-9), "N": row["N"] + at} for at, row in enumerate(ROWS)],
+            "grow together",
+        ),
+    ],
+)
+def test_runs_that_cannot_tell_are_refused(tmp_path: Path, rows: list[dict], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_runs(csv_of(tmp_path / "runs.csv", rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("runs.txt", "N D loss", "unknown kind: expected .csv, .tsv, .json or .jsonl, got '.txt'"),
+        ("runs.csv", "", "holds no runs"),
+        ("runs.csv", "N,D,loss\n", "holds no runs"),
+        ("runs.jsonl", "{", "line 1 is not JSON"),
+        ("runs.jsonl", "[1, 2]", "line 1: expected an object with N, D and loss, got"),
+        ("runs.json", "{}", "must hold a list of runs, got dict"),
+        ("runs.jsonl", '{"key": "a"}\n{"key": "a"}\n', "no column for N"),
+        ("runs.csv", b"\xff\xfe\x00", "is not text in UTF-8"),
+    ],
+)
+def test_files_that_are_no_tables_are_refused(tmp_path: Path, name: str, content, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message):
+        read_runs(path)
+    with pytest.raises(UserError, match="there is no file"):
+        read_runs(tmp_path / "nothing.csv")
+    with pytest.raises(UserError, match="Give a file of runs"):
+        read_runs(tmp_path)
+
+
+def test_a_run_recorded_twice_is_found_by_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    rows = [{"key": "same" if at in (3, 9) else str(at), **row} for at, row in enumerate(ROWS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="line 4 and line 10 are the same run, 'same'"):
+        read_runs(path)
+
+
+def test_seeds_are_no_duplicates() -> None:
+    runs = runs_of(("N", "D"), np.tile(SIZES, 2), np.tile(TOKENS, 2), np.concatenate([LOSS, LOSS * 1.01]))
+    assert len(runs) == 32
+    assert runs.cells.max() == 15
+    with pytest.raises(UserError, match="one number of each kind per run"):
+        runs_of(("N", "D"), SIZES, TOKENS[:3], LOSS)

@@ -1,0 +1,170 @@
+"""Figures of a fit: what it predicts, isoFLOP curves, contours of equal loss, and the tokens that suit a model.
+
+Each function draws one panel, so that a study can put its own beside them.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triptych.figure import pyplot, save
+from triptych.scaling.fit import Fit
+from triptych.scaling.law import Floats, Law
+from triptych.scaling.optimal import SIX_N, FlopsPerToken, Frontier, line_search
+from triptych.scaling.parabola import alike
+from triptych.scaling.published import PUBLISHED
+
+_SAME_BUDGET = 0.1  # runs whose compute differs by less, in logarithms, belong to one budget
+_MOST_CURVES = 12
+_STYLES = ("--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
+
+
+def draw_fit(fit: Fit, per_token: FlopsPerToken, path: Path) -> None:
+    """All panels a table of runs is enough for."""
+    plt = pyplot()
+    is_of_size = fit.runs.names == ("N", "D")
+    figure, panels = plt.subplots(2, 2, figsize=(10.4, 8.2)) if is_of_size else plt.subplots(figsize=(4.8, 4))
+    if not is_of_size:
+        predictions(panels, fit)
+    else:
+        predictions(panels[0, 0], fit)
+        isoflops(panels[0, 1], fit, per_token)
+        contours(panels[1, 0], fit, per_token)
+        frontiers(panels[1, 1], fit, per_token)
+    figure.tight_layout()
+    save(figure, path)
+
+
+def predictions(panel: Any, fit: Fit) -> None:
+    """Predicted against measured losses, of all runs and of those held out."""
+    loss = fit.runs.loss
+    picks = np.concatenate([each.picks for each in fit.rounds]) if fit.rounds else np.zeros(0, int)
+    unseen = np.concatenate([each.predicted for each in fit.rounds]) if fit.rounds else np.zeros(0)
+    ends = [min(loss.min(), fit.predicted.min()) * 0.97, max(loss.max(), fit.predicted.max()) * 1.03]
+    panel.plot(ends, ends, color="0.6", lw=1)
+    panel.scatter(loss, fit.predicted, s=16, color="tab:blue", label=f"fitted: R² {fit.r2:.4f}, MRE {fit.mre:.2%}")
+    if len(unseen):
+        label = f"held out: R² {fit.held_out_r2:.4f}, MRE {fit.held_out_mre:.2%}"
+        panel.scatter(loss[picks], unseen, s=14, marker="x", lw=0.8, color="tab:orange", label=label)
+    panel.set(xscale="log", yscale="log", xlabel="measured loss, nats per token", ylabel="loss by the law")
+    panel.set_title(f"{fit.law.form.name} law: {fit.law.form.formula}", fontsize=9)
+    _plain_ticks(panel.xaxis)
+    _plain_ticks(panel.yaxis)
+    panel.legend(loc="upper left", fontsize=8)
+
+
+def isoflops(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
+    """Losses over sizes at equal compute; lines are the law's, stars its optimum."""
+    sizes = fit.runs.columns[0]
+    groups = budgets(compute_of(fit, per_token))
+    colours = _colours(len(groups))
+    shown = groups if len(groups) <= _MOST_CURVES else groups[:: -(-len(groups) // _MOST_CURVES)]
+    wide = np.geomspace(sizes.min() / 1.6, sizes.max() * 1.6, 200)
+    for (budget, members), colour in zip(groups, colours):
+        panel.scatter(sizes[members], fit.runs.loss[members], s=13, color=colour)
+        if not any(budget == other for other, _ in shown):
+            continue
+        panel.plot(wide, fit.law.loss(wide, budget / per_token(wide)), color=colour, lw=1.1, label=f"{budget:.1e}")
+        best = line_search(fit.law, budget, per_token)
+        if wide[0] <= best.N <= wide[-1]:
+            panel.plot(best.N, fit.law.loss(best.N, best.D), "*", ms=10, color=colour, mec="black", mew=0.5)
+    losses = fit.runs.loss
+    panel.set(xscale="log", yscale="log", xlabel="N, parameters without embeddings", ylabel="loss, nats per token")
+    panel.set_ylim(losses.min() * 0.93, losses.max() * 1.1)
+    _plain_ticks(panel.yaxis)
+    panel.set_title("isoFLOPs: runs, the law, and its optimum (stars)", fontsize=9)
+    panel.legend(title="FLOPs", fontsize=7, title_fontsize=7, ncols=2 if len(shown) > 6 else 1)
+
+
+def contours(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
+    """Where losses are equal, and the way through them that costs least."""
+    sizes, tokens = fit.runs.columns
+    n = np.geomspace(sizes.min() / 2, sizes.max() * 2, 120)
+    d = np.geomspace(tokens.min() / 2, tokens.max() * 2, 120)
+    surface = fit.law.loss(n[None, :], d[:, None])
+    low, high = fit.runs.loss.min() * 0.97, fit.runs.loss.max()
+    levels = np.geomspace(low, high, 10)
+    lines = panel.contour(n, d, surface, levels=levels, cmap="viridis_r", linewidths=1)
+    panel.clabel(lines, fontsize=6.5, fmt="%.3g")
+    panel.scatter(sizes, tokens, s=8, color="0.35", label="runs")
+    suited = Frontier.of(fit.law).tokens(n, per_token)
+    inside = (suited > d[0]) & (suited < d[-1])
+    panel.plot(n[inside], suited[inside], color="tab:red", lw=1.8, label="D*(N), least compute")
+    panel.set(xscale="log", yscale="log", xlabel="N, parameters without embeddings", ylabel="D, tokens")
+    panel.set_title("contours of equal loss", fontsize=9)
+    panel.legend(fontsize=8, loc="lower right")
+
+
+def frontiers(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
+    """Tokens that suit a model: by this fit, and by published laws. Lines are solid or bold where there were runs."""
+    sizes = fit.runs.columns[0]
+    n = np.geomspace(min(sizes.min(), 1e7), max(sizes.max(), 1e11), 300)
+    for style, (name, law) in zip(_STYLES, PUBLISHED.items()):
+        known = n[(n >= law.sizes[0]) & (n <= law.sizes[1])]
+        colour = panel.plot(n, law.frontier.tokens(n), ls=style, lw=0.9, label=name)[0].get_color()
+        panel.plot(known, law.frontier.tokens(known), color=colour, lw=2.2, alpha=0.8)
+    own = Frontier.of(fit.law)
+    panel.plot(n, own.tokens(n, per_token), color="black", lw=0.9, ls="--")
+    inside = np.geomspace(sizes.min(), sizes.max(), 100)
+    panel.plot(inside, own.tokens(inside, per_token), color="black", lw=2.4, label="these runs")
+    if fit.rounds:
+        ends = np.array([fit.interval(partial(_suited, at, per_token)) for at in inside[::9]])
+        panel.fill_between(inside[::9], ends[:, 0], ends[:, 1], color="black", alpha=0.13, lw=0)
+    panel.set(xscale="log", yscale="log", xlabel="N, parameters without embeddings", ylabel="D*(N), tokens")
+    panel.set_title("tokens that suit a model (bold: where runs were)", fontsize=9)
+    panel.legend(fontsize=7.5, loc="upper left")
+
+
+def _suited(size: float, per_token: FlopsPerToken, law: Law) -> float:
+    return float(Frontier.of(law).tokens(size, per_token))
+
+
+def training_curves(
+    panel: Any, curves: Sequence[tuple[Sequence[float], Sequence[float]]], of_budget: Sequence[float]
+) -> None:
+    """Training loss over compute, a line for each run."""
+    order = sorted(set(of_budget))
+    colours = dict(zip(order, _colours(len(order))))
+    for (compute, loss), budget in zip(curves, of_budget):
+        panel.plot(compute, loss, color=colours[budget], lw=0.8, alpha=0.8)
+        panel.plot(compute[-1], loss[-1], ".", ms=4, color=colours[budget])
+    panel.set(xscale="log", yscale="log", xlabel="FLOPs", ylabel="training loss, nats per token")
+    _plain_ticks(panel.yaxis)
+    panel.set_title("training curves (colour: budget)", fontsize=9)
+
+
+def by_modality(panel: Any, compute: Sequence[float], losses: Mapping[str, Sequence[float]]) -> None:
+    """Of the best run of each budget."""
+    for name, values in losses.items():
+        panel.plot(compute, values, "o-", ms=3.5, lw=1.1, label=name)
+    panel.set(xscale="log", yscale="log", xlabel="FLOPs", ylabel="held-out loss, nats per token")
+    _plain_ticks(panel.yaxis)
+    panel.set_title("the best run of each budget, by modality", fontsize=9)
+    panel.legend(fontsize=8)
+
+
+def compute_of(fit: Fit, per_token: FlopsPerToken = SIX_N) -> Floats:
+    sizes, tokens = fit.runs.columns
+    return per_token(sizes) * tokens if fit.runs.flops is None else fit.runs.flops
+
+
+def budgets(compute: Floats) -> list[tuple[float, Any]]:
+    """Runs of nearly the same compute together, each group with its geometric mean."""
+    groups = alike(compute, _SAME_BUDGET)
+    return [(float(np.exp(np.log(compute[group]).mean())), group) for group in groups]
+
+
+def _colours(count: int) -> list[Any]:
+    return list(pyplot().get_cmap("plasma")(np.linspace(0.0, 0.88, max(1, count))))
+
+
+def _plain_ticks(axis: Any) -> None:
+    """1, 2, 3 instead of 10^0 on a scale that hardly spans a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 1.5, 2, 3, 4, 5, 7)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,273 @@
+"""Fits of a law to runs: one, or many to resampled runs, which say how far to trust it.
+
+The objective is the mean Huber loss of log L: residuals are shares of the loss, and those beyond `huber` count
+linearly, so that a run gone wrong pulls no harder than any other. Basin hopping over L-BFGS-B minimises it, with the
+gradient written out (triptych.scaling.law), from the best of a lattice of starts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import basinhopping, minimize, nnls
+from scipy.stats import t
+
+from triptych.errors import UserError
+from triptych.scaling.law import LARGEST_EXPONENT, SMALLEST_EXPONENT, Floats, Form, Law, Theta
+from triptych.scaling.runs import Runs
+
+HUBER = 1e-3
+ROUNDS = 20
+LEVEL = 0.9
+HOPS = 30
+_HOPS_AGAIN = 2  # of a round, which begins where the fit to all runs ended
+_STARTS = 4
+_HELD_OUT = 0.1
+_EXPONENTS = (0.03, 0.1, 0.3, 0.8, 2.0)
+_NEAR = 0.02  # a bound, in logarithms
+_TRIES = 100
+
+
+# -- one fit ----------------------------------------------------------------------------------------------------------
+
+
+class _Problem:
+    """Runs in the units of theta, and the bounds that hold for every form: a part of the loss is never much larger than
+    the loss, and below e^-10 of it nobody would see it."""
+
+    def __init__(self, form: Form, runs: Runs, huber: float):
+        logs = [np.log(column) for column in runs.columns]
+        self.form, self.means = form, (float(logs[0].mean()), float(logs[1].mean()))
+        self.x, self.z = (log - mean for log, mean in zip(logs, self.means))
+        self.log_loss, self.huber = np.log(runs.loss), huber
+        low, high = float(self.log_loss.min()), float(self.log_loss.max())
+        exponents = (np.log(SMALLEST_EXPONENT), np.log(LARGEST_EXPONENT))
+        self.bounds = [(low - 10, high), (low - 10, high + 5), (low - 10, high + 5), exponents, exponents]
+
+    def __call__(self, theta: Theta) -> tuple[float, Floats]:
+        """The objective in units of the threshold's square, and its gradient."""
+        value, slopes = self.form.log_loss(theta, self.x, self.z)
+        miss = (value - self.log_loss) / self.huber
+        size = np.abs(miss)
+        cost = np.where(size < 1, miss**2 / 2, size - 0.5)
+        return float(cost.mean()), slopes @ np.clip(miss, -1, 1) / (self.huber * len(miss))
+
+    def inside(self, theta: Theta) -> Theta:
+        low, high = np.array(self.bounds).T
+        return np.clip(theta, low, high)
+
+    def starts(self) -> list[Theta]:
+        """For each pair of exponents the best rest of the additive law, which is linear in it: the two laws differ
+        where both parts are alike, by a factor that hops find."""
+        loss, found = np.exp(self.log_loss), []
+        for a, b in product(_EXPONENTS, repeat=2):
+            parts = np.stack([np.ones_like(loss), np.exp(-a * self.x), np.exp(-b * self.z)], 1)
+            sizes = np.maximum(nnls(parts / loss[:, None], np.ones_like(loss))[0], 1e-2 * loss.min())
+            found.append(self.inside(np.log([*sizes, a, b])))
+        return sorted(found, key=lambda theta: self(theta)[0])
+
+    def at(self, law: Law) -> Theta:
+        """A law as parameters."""
+        n, d = (np.exp(mean) / law.form.unit for mean in self.means)
+        power = law.b if law.form.is_joint else 1.0
+        log_x = power * np.log(law.A) - law.a * np.log(n)
+        log_y = power * np.log(law.B) - law.b * np.log(d)
+        return self.inside(np.array([np.log(law.E), log_x, log_y, np.log(law.a), np.log(law.b)]))
+
+    def descend(self, theta: Theta) -> tuple[float, Theta]:
+        end = minimize(self, theta, **self._minimizer)
+        return float(end.fun), end.x
+
+    def hop(self, theta: Theta, hops: int, seed: int) -> tuple[float, Theta]:
+        rng = np.random.default_rng(seed)
+
+        def step(at: Theta) -> Theta:
+            return self.inside(at + rng.uniform(-1, 1, len(at)))
+
+        end = basinhopping(self, theta, hops, take_step=step, rng=rng, minimizer_kwargs=self._minimizer)
+        return float(end.fun), end.x
+
+    @property
+    def _minimizer(self) -> dict[str, Any]:
+        # Tight: the valley is long, and its slope along the bottom small.
+        options = {"maxiter": 2000, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-9}
+        return {"method": "L-BFGS-B", "jac": True, "bounds": self.bounds, "options": options}
+
+
+# -- how far to trust it ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """A fit to resampled runs, and how it did on those it had not seen."""
+
+    law: Law
+    picks: NDArray[np.int64]
+    """The runs that were held out."""
+    predicted: Floats
+    """Their losses."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law fitted to runs, and to resamples of them."""
+
+    law: Law
+    runs: Runs
+    at_bound: tuple[str, ...]
+    """Coefficients that ended at an end of what they may be: the runs do not decide them."""
+    rounds: tuple[Round, ...] = field(repr=False)
+
+    @property
+    def predicted(self) -> Floats:
+        return self.law.loss(*self.runs.columns)
+
+    @property
+    def scatter(self) -> float:
+        """Standard deviation of log L around the law."""
+        misses = np.log(self.predicted / self.runs.loss)
+        return float(np.sqrt(np.square(misses).sum() / max(1, len(misses) - 5)))
+
+    @property
+    def r2(self) -> float:
+        return _r2(self.predicted, self.runs.loss, self.runs.loss)
+
+    @property
+    def mre(self) -> float:
+        """Mean relative error."""
+        return float(np.mean(np.abs(self.predicted / self.runs.loss - 1)))
+
+    @property
+    def held_out_r2(self) -> float:
+        picks, predicted = self._held_out
+        return _r2(predicted, self.runs.loss[picks], self.runs.loss)
+
+    @property
+    def held_out_mre(self) -> float:
+        picks, predicted = self._held_out
+        return float(np.mean(np.abs(predicted / self.runs.loss[picks] - 1)))
+
+    @property
+    def _held_out(self) -> tuple[NDArray[np.int64], Floats]:
+        if not self.rounds:
+            return np.zeros(0, np.int64), np.zeros(0)
+        return np.concatenate([each.picks for each in self.rounds]), np.concatenate([r.predicted for r in self.rounds])
+
+    @property
+    def errors(self) -> Floats:
+        """Mean relative error of what was held out, by round."""
+        return np.array([np.mean(np.abs(each.predicted / self.runs.loss[each.picks] - 1)) for each in self.rounds])
+
+    @property
+    def laws(self) -> list[Law]:
+        """Of the rounds."""
+        return [each.law for each in self.rounds]
+
+    def interval(self, quantity: Callable[[Law], float], level: float = LEVEL) -> tuple[float, float]:
+        return interval(self.law, self.laws, quantity, level)
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        return {name: self.interval(partial(_coefficient, name)) for name in self.law.coefficients}
+
+
+def interval(
+    law: Law, laws: Sequence[Law], quantity: Callable[[Law], float], level: float = LEVEL
+) -> tuple[float, float]:
+    """Of a positive quantity that follows from a law, by the laws of resampled runs.
+
+    Student's, around the fit to all runs, with the spread of the logarithm over the rounds: quantiles of twenty would
+    be far noisier. (A round has 90 % of the runs, so that it is 5 % too wide rather than too narrow.)
+    """
+    if len(laws) < 2:
+        return float("nan"), float("nan")
+    logs = np.log([quantity(each) for each in laws])
+    with np.errstate(over="ignore"):
+        reach = float(logs.std(ddof=1) * t.ppf((1 + level) / 2, len(logs) - 1))
+        centre = float(np.log(quantity(law)))
+        return float(np.exp(centre - reach)), float(np.exp(centre + reach))
+
+
+def fit(form: Form, runs: Runs, *, rounds: int = ROUNDS, huber: float = HUBER, hops: int = HOPS, seed: int = 0) -> Fit:
+    """Fit a law, and again in so many rounds: of the runs a tenth is held out, and the rest resampled with replacement.
+
+    Runs that differ in their seed alone are drawn and held out together.
+    """
+    if runs.spread_problem:
+        raise UserError(f"{runs.spread_problem}.")
+    if not 0 < huber < float("inf"):
+        raise UserError(f"huber must be positive and finite, got {huber!r}.")
+    problem = _Problem(form, runs, huber)
+    cost, theta = min((problem.descend(start) for start in problem.starts()[:_STARTS]), key=itemgetter(0))
+    theta = min((cost, theta), problem.hop(theta, hops, seed), key=itemgetter(0))[1]
+    at_bound = [
+        name
+        for name, value, (low, high) in zip("EABab", theta, problem.bounds)
+        if min(value - low, high - value) < _NEAR
+    ]
+    law = Law.at(form, theta, problem.means)
+    again = [_round(form, runs, huber, law, seed, number) for number in range(rounds)]
+    return Fit(law, runs, tuple(at_bound), tuple(again))
+
+
+def _coefficient(name: str, law: Law) -> float:
+    return law.coefficients[name]
+
+
+def _round(form: Form, runs: Runs, huber: float, law: Law, seed: int, number: int) -> Round:
+    rng = np.random.default_rng((seed, number))  # the same runs whatever the form is
+    cells = runs.cells
+    count = int(cells.max()) + 1
+    for _ in range(_TRIES):
+        order = rng.permutation(count)
+        held_out = order[: max(1, round(_HELD_OUT * count))]
+        drawn = rng.choice(order[len(held_out) :], count - len(held_out))
+        taken = runs.take(np.concatenate([np.flatnonzero(cells == cell) for cell in drawn]))
+        if taken.spread_problem is None:
+            break
+    else:
+        raise UserError(f"{count} different runs are too few to resample: {taken.spread_problem}.")
+    problem = _Problem(form, taken, huber)
+    starts = [problem.at(law), *problem.starts()[:1]]
+    cost, theta = min((problem.descend(start) for start in starts), key=itemgetter(0))
+    theta = min((cost, theta), problem.hop(theta, _HOPS_AGAIN, number), key=itemgetter(0))[1]
+    found = Law.at(form, theta, problem.means)
+    picks = np.flatnonzero(np.isin(cells, held_out))
+    return Round(found, picks, found.loss(*(column[picks] for column in runs.columns)))
+
+
+def _r2(predicted: Floats, loss: Floats, all_losses: Floats) -> float:
+    if not len(loss):
+        return float("nan")
+    return 1 - float(np.square(predicted - loss).mean() / all_losses.var())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which of two laws predicts runs better that it has not seen."""
+
+    better: Fit
+    worse: Fit
+    difference: float
+    """Of their held-out mean relative errors."""
+    error: float
+    """Its standard error. Rounds share most of their runs, which is counted in (Nadeau and Bengio, 2003)."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Beyond a one-sided chance of 5 %."""
+        return self.difference > self.error * t.ppf(0.95, len(self.better.rounds) - 1)
+
+
+def compare(one: Fit, other: Fit) -> Comparison:
+    """Two laws fitted to the same runs with the same seed."""
+    better, worse = sorted((one, other), key=lambda each: float(each.errors.mean()))
+    gaps = worse.errors - better.errors
+    share = len(better.rounds[0].picks) / (len(better.runs) - len(better.rounds[0].picks))
+    error = float(np.sqrt(gaps.var(ddof=1) * (1 / len(gaps) + share)))
+    return Comparison(better, worse, float(gaps.mean()), error)

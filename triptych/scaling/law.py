@@ -1,0 +1,160 @@
+"""Laws of the final loss, and how they depend on their parameters.
+
+    joint      L = E + (A N^(-a/b) + B / D)^b            N parameters without embeddings, D tokens
+    additive   L = E + A N^-a + B D^-b                   Chinchilla's third approach
+    noise      L = E + A S^-a + B Bv^-b                  S virtual steps, Bv the virtual batch (triptych.transfer.sde)
+
+The paper's law is the joint one. With X = (A N^(-a/b))^b and Y = (B / D)^b, the parts that either shortage alone would
+leave, it says E + (X^(1/b) + Y^(1/b))^b, and the additive one E + X + Y. So all are fitted with the same parameters
+
+    theta = (log E, log X, log Y, log a, log b)          X and Y at the mean of log N and log D
+
+whose sizes are those of losses whatever the units of N and D are, and which hardly pull at one another.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from triptych.errors import UserError, did_you_mean
+
+Floats = NDArray[np.float64]
+Theta = Floats
+BILLION = 1e9
+SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.01, 3.0
+
+
+@dataclass(frozen=True)
+class Form:
+    """A law without its numbers."""
+
+    name: str
+    columns: tuple[str, str]
+    """What it is a law of."""
+    unit: float
+    """Of both columns, in printed coefficients."""
+    formula: str
+    excess: Callable[[Theta, Floats, Floats], tuple[Floats, Floats]]
+    """log (L - E) at centred logarithms of the columns, and its derivatives after log X, log Y, log a, log b."""
+    is_joint: bool = False
+
+    def log_loss(self, theta: Theta, x: Floats, z: Floats) -> tuple[Floats, Floats]:
+        """log L, and a row of derivatives after theta for each run."""
+        excess, slopes = self.excess(theta, x, z)
+        value = np.logaddexp(theta[0], excess)
+        share = np.exp(excess - value)
+        return value, np.concatenate([(1 - share)[None], share * slopes])
+
+
+def _joint(theta: Theta, x: Floats, z: Floats) -> tuple[Floats, Floats]:
+    _, log_x, log_y, log_a, log_b = theta
+    a, b = np.exp(log_a), np.exp(log_b)
+    first, second = (log_x - a * x) / b, log_y / b - z
+    inner = np.logaddexp(first, second)
+    of_first = np.exp(first - inner)
+    of_second = 1 - of_first
+    by_b = b * (inner - of_first * first - of_second * (log_y / b))
+    return b * inner, np.stack([of_first, of_second, -of_first * a * x, by_b])
+
+
+def _additive(theta: Theta, x: Floats, z: Floats) -> tuple[Floats, Floats]:
+    _, log_x, log_y, log_a, log_b = theta
+    a, b = np.exp(log_a), np.exp(log_b)
+    first, second = log_x - a * x, log_y - b * z
+    total = np.logaddexp(first, second)
+    of_first, of_second = np.exp(first - total), np.exp(second - total)
+    return total, np.stack([of_first, of_second, -of_first * a * x, -of_second * b * z])
+
+
+JOINT = Form("joint", ("N", "D"), BILLION, "E + (A N^(-a/b) + B/D)^b", _joint, is_joint=True)
+ADDITIVE = Form("additive", ("N", "D"), BILLION, "E + A N^-a + B D^-b", _additive)
+NOISE = Form("noise", ("S", "Bv"), 1.0, "E + A S^-a + B Bv^-b", _additive)
+FORMS = {form.name: form for form in (JOINT, ADDITIVE, NOISE)}
+
+
+def _exp(log: float) -> float:
+    """Neither 0 nor infinite: where the joint law's b is next to nothing, A and B are numbers no float can hold."""
+    return float(np.exp(np.clip(log, -700, 700)))
+
+
+def form_named(name: str) -> Form:
+    if name not in FORMS:
+        raise UserError(f"unknown law {name!r}.{did_you_mean(name, list(FORMS))}")
+    return FORMS[name]
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law with its numbers. A and B belong to columns that are counted in `form.unit`."""
+
+    form: Form
+    E: float
+    A: float
+    B: float
+    a: float
+    b: float
+
+    @classmethod
+    def at(cls, form: Form, theta: Theta, means: tuple[float, float]) -> "Law":
+        """From parameters at so large means of the logarithms of the columns."""
+        log_e, log_x, log_y, log_a, log_b = (float(value) for value in theta)
+        a, b = float(np.exp(log_a)), float(np.exp(log_b))
+        x, z = (mean - np.log(form.unit) for mean in means)
+        power = b if form.is_joint else 1.0
+        return cls(
+            form,
+            E=float(np.exp(log_e)),
+            A=_exp((log_x + a * x) / power),
+            B=_exp((log_y + b * z) / power),
+            a=a,
+            b=b,
+        )
+
+    @classmethod
+    def raw(cls, form: Form, *, E: float, A: float, B: float, a: float, b: float) -> "Law":
+        """With A and B for columns that are counted one by one."""
+        powers = (a / b, 1.0) if form.is_joint else (a, b)
+        return cls(form, E, A * form.unit ** -powers[0], B * form.unit ** -powers[1], a, b)
+
+    def loss(self, first: ArrayLike, second: ArrayLike) -> Floats:
+        """Of runs with these columns, counted one by one."""
+        return self.E + self.excess(first, second)
+
+    def excess(self, first: ArrayLike, second: ArrayLike) -> Floats:
+        """L - E."""
+        n, d = (np.asarray(column, float) / self.form.unit for column in (first, second))
+        if self.form.is_joint:
+            return (self.A * n ** (-self.a / self.b) + self.B / d) ** self.b
+        return self.A * n**-self.a + self.B * d**-self.b
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        found = {"E": self.E, "A": self.A, "B": self.B, "a": self.a, "b": self.b}
+        return found | {"a/b": self.a / self.b} if self.form.is_joint else found
+
+    @property
+    def as_json(self) -> dict[str, object]:
+        return {"form": self.form.name, "unit": self.form.unit, **self.coefficients}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, object]) -> "Law":
+        try:
+            form = form_named(str(content["form"]))
+            values = {name: float(content[name]) for name in ("E", "A", "B", "a", "b")}  # type: ignore[arg-type]
+            unit = float(content["unit"])  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"expected a law as `triptych fit --json` writes it, got one with a wrong {error}."
+            ) from error
+        if unit != form.unit or not all(0 < value < float("inf") for value in values.values()):
+            raise UserError(f"expected positive coefficients for a unit of {form.unit:g}, got {dict(content)}.")
+        return cls(form, **values)
+
+    def __str__(self) -> str:
+        names = self.form.columns
+        first, second = f"{self.A:.4g} {names[0]}", f"{self.B:.4g}"
+        if self.form.is_joint:
+            return f"{self.E:.4g} + ({first}^-{self.a / self.b:.4g} + {second} / {names[1]})^{self.b:.4g}"
+        return f"{self.E:.4g} + {first}^-{self.a:.4g} + {second} {names[1]}^-{self.b:.4g}"

@@ -1,0 +1,84 @@
+"""A grid in a folder, from which any number of machines take runs until none is left.
+
+FOLDER/grid.json          the runs: what `triptych train` is told for each
+FOLDER/records.jsonl      a line for each that is done: N, D, C, loss; `triptych fit` reads it
+FOLDER/runs/NAME          its checkpoints and records; a run that was stopped goes on from there
+FOLDER/runs/NAME.log      what it printed
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from triptych.data.shards import write_atomically
+from triptych.errors import DataError, UserError
+from triptych.scaling.grid import Cell
+from triptych.train.config import RunConfig, assignments
+from triptych.train.log import read_records
+from triptych.train.validate import Estimate, overall
+
+_GRID = "grid.json"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a grid, as a command."""
+
+    key: str
+    recipe: str
+    changes: tuple[str, ...]
+    budget: float
+    N: int
+    D: float
+    C: float
+    num_steps: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.key.replace(" FLOPs", "").replace(" ", "-")
+
+    def command(self, folder: Path) -> list[str]:
+        return ["train", self.recipe, *self.changes, "--out", str(folder / "runs" / self.name)]
+
+
+def planned(cell: Cell, recipe: str, base: RunConfig) -> Planned:
+    """A cell as a change of the recipe that `base` is."""
+    changes = tuple(assignments(base, cell.config))
+    return Planned(cell.key, recipe, changes, cell.budget, cell.N, cell.D, cell.C, cell.config.num_steps)
+
+
+def write_grid(folder: Path, runs: Sequence[Planned]) -> None:
+    """A grid that is there already is not replaced: its records would belong to none."""
+    path, content = folder / _GRID, {"runs": [asdict(run) for run in runs]}
+    text = json.dumps(content, indent=2) + "\n"
+    if path.exists() and path.read_text() != text:
+        raise UserError(f"{path} holds another grid. Choose another --out, or delete that folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
+
+
+def read_grid(folder: Path) -> list[Planned]:
+    path = folder / _GRID
+    if not path.is_file():
+        raise UserError(f"{folder} holds no grid. Plan one with: triptych plan grid RECIPE --out {folder}")
+    try:
+        content = json.loads(path.read_text())
+        return [Planned(**{**run, "changes": tuple(run["changes"])}) for run in content["runs"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a grid that `triptych plan grid` wrote ({error}).") from error
+
+
+def result(folder: Path, run: Planned) -> dict[str, Any]:
+    """The final losses of a run that has had all its steps."""
+    path = folder / "runs" / run.name / "records.jsonl"
+    events = [event for event in read_records(path) if event["kind"] == "validation"] if path.exists() else []
+    if not events or events[-1]["step"] != run.num_steps:
+        raise UserError(
+            f"{path} has no validation after step {run.num_steps}: a grid is measured on held-out data, so its recipe "
+            "needs validation_data=FOLDER,.."
+        )
+    estimates = {name: Estimate(**values) for name, values in events[-1]["nelbo"].items()}
+    return {"loss": overall(estimates), "held_out": {name: each.nats_per_token for name, each in estimates.items()}}

@@ -1,0 +1,124 @@
+"""What a fit says: in sentences, and as JSON that `triptych plan --law` reads again."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triptych.errors import DataError, UserError
+from triptych.scaling.fit import LEVEL, Comparison, Fit, interval
+from triptych.scaling.law import Law
+from triptych.scaling.optimal import FlopsPerToken, line_search
+
+
+def coefficients_line(fit: Fit) -> str:
+    """The law and its coefficients with their intervals."""
+    form = fit.law.form
+    unit = " for N and D in billions" if form.unit != 1 else ""
+    values = ", ".join(
+        f"{name} {value:.4g} ({low:.4g} to {high:.4g})"
+        for (name, value), (low, high) in zip(fit.law.coefficients.items(), fit.intervals.values())
+    )
+    return f"{form.name} law L = {form.formula}{unit}: {values}, {LEVEL:.0%} intervals{bounds_note(fit)}"
+
+
+def bounds_note(fit: Fit) -> str:
+    if not fit.at_bound:
+        return ""
+    verb = "is" if len(fit.at_bound) == 1 else "are"
+    return f"; {' and '.join(fit.at_bound)} ended at a bound and {verb} not decided by the runs"
+
+
+def errors_line(fit: Fit) -> str:
+    return (
+        f"{fit.law.form.name} law on the runs it was fitted to: R2 {fit.r2:.4f}, MRE {fit.mre:.2%}; on runs held out: "
+        f"R2 {fit.held_out_r2:.4f}, MRE {fit.held_out_mre:.2%}"
+    )
+
+
+def comparison_line(found: Comparison) -> str:
+    better, worse = found.better.law.form.name, found.worse.law.form.name
+    low, high = (f"{each.errors.mean():.2%}" for each in (found.better, found.worse))
+    gap = f"difference {found.difference:.2%} +- {found.error:.2%}"
+    if not found.is_clear:
+        return f"held-out errors do not tell the laws apart: {better} {low}, {worse} {high}, {gap}"
+    return f"the {better} law predicts held-out runs better than the {worse} one: error {low} against {high}, {gap}"
+
+
+# -- the best for a budget --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Best:
+    """What suits a budget by a law, with intervals where the law was fitted to resampled runs too."""
+
+    flops: float
+    N: float
+    D: float
+    loss: float
+    intervals: Mapping[str, tuple[float, float]]
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        values = {"flops": self.flops, "N": self.N, "D": self.D, "tokens_per_parameter": self.D / self.N}
+        return values | {"loss": self.loss, "intervals": {name: _finite(ends) for name, ends in self.intervals.items()}}
+
+
+def best_for(law: Law, laws: Sequence[Law], budget: float, per_token: FlopsPerToken) -> Best:
+    def quantity(name: str, each: Law) -> float:
+        found = line_search(each, budget, per_token)
+        return {"N": found.N, "D": found.D, "loss": float(each.loss(found.N, found.D))}[name]
+
+    values = {name: quantity(name, law) for name in ("N", "D", "loss")}
+    ends = {name: interval(law, laws, partial(quantity, name)) for name in values}
+    return Best(budget, intervals=ends, **values)
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def as_json(fits: Sequence[Fit], chosen: Fit, per_token: FlopsPerToken | None, best: Sequence[Best]) -> dict[str, Any]:
+    return {
+        "runs": len(chosen.runs),
+        "chosen": chosen.law.form.name,
+        "fits": {each.law.form.name: _fit_json(each) for each in fits},
+        "flops_per_token": None if per_token is None else per_token.as_json,
+        "best": [each.as_json for each in best],
+    }
+
+
+def _fit_json(fit: Fit) -> dict[str, Any]:
+    return {
+        "law": fit.law.as_json,
+        "intervals": {name: _finite(ends) for name, ends in fit.intervals.items()},
+        "level": LEVEL,
+        "at_bound": list(fit.at_bound),
+        "fitted": {"r2": fit.r2, "mre": fit.mre},
+        "held_out": {"r2": _number(fit.held_out_r2), "mre": _number(fit.held_out_mre)},
+        "rounds": [law.as_json for law in fit.laws],
+    }
+
+
+def _finite(ends: tuple[float, float]) -> list[float | None]:
+    return [_number(end) for end in ends]
+
+
+def _number(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def read_fit(path: Path) -> tuple[Law, list[Law]]:
+    """The law that was chosen, and those of its rounds, from what `triptych fit --json` has printed."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}. Make it with: triptych fit RUNS --json > {path}")
+    try:
+        content = json.loads(path.read_text())
+        found = content["fits"][content["chosen"]]
+        law, laws = found["law"], list(found["rounds"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not what `triptych fit RUNS --json` prints ({error!r}).") from error
+    return Law.from_json(law), [Law.from_json(each) for each in laws]

@@ -1,0 +1,190 @@
+"""Scaling: over several budgets of compute, models of one aspect from too small to too large, by the rules of transfer.
+
+Nothing is tuned but the base (64 wide, 2 deep): learning rates, betas, epsilon and decay of every other run follow from
+it by Complete(d)P, by the rule of batch size and tokens, and by the table of its modules. The batch grows with the
+tokens so that kappa stays 1. What is fitted to the final losses is in `triptych.scaling`.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from triptych.figure import pyplot, save
+from triptych.recipes.family import by_module, of_width
+from triptych.scaling import figures
+from triptych.scaling.fit import Fit, compare, fit
+from triptych.scaling.grid import Lengths, budgets_between, isoflop_grid
+from triptych.scaling.law import ADDITIVE, JOINT
+from triptych.scaling.optimal import FlopsPerToken, Frontier, line_search
+from triptych.scaling.parabola import Bottom, bottom
+from triptych.scaling.report import coefficients_line, comparison_line, errors_line
+from triptych.scaling.runs import Runs, runs_of
+from triptych.studies.base import Records, Study, positive, whole_number, whole_numbers
+from triptych.studies.brief import train_briefly
+from triptych.studies.trials import Trial, run_trials
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.train.config import RunConfig
+from triptych.train.lengths import gather
+
+_WIDTHS = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160]
+_MODALITIES = ("text", "image", "audio")
+
+
+def _describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--low", type=positive, default=1e11, metavar="FLOPS", help="smallest budget (default: 1e11)")
+    parser.add_argument("--high", type=positive, default=2e13, metavar="FLOPS", help="largest (default: 2e13)")
+    parser.add_argument(
+        "--budgets", type=whole_number, default=9, metavar="N", help="how many, both ends among them (default: 9)"
+    )
+    parser.add_argument("--widths", type=whole_numbers, default=_WIDTHS, metavar="N,N", help="16 to 160")
+    parser.add_argument("--most-tokens", type=positive, default=2000.0, metavar="N", help="per parameter")
+    parser.add_argument("--seeds", type=whole_number, default=1)
+
+
+def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+    lengths = Lengths.of(gather(config, bundle.vocabulary).lengths)
+    members = [of_width(config, width, seed) for seed in range(args.seeds) for width in args.widths]
+    budgets = budgets_between(args.low, args.high, args.budgets)
+    cells = isoflop_grid(members, bundle.vocabulary, lengths, budgets, tokens_per_parameter=(1.0, args.most_tokens))
+    planned = {cell.key: cell for cell in cells}
+
+    def run(trial: Trial) -> dict[str, Any]:
+        cell = planned[trial.key]
+        outcome = train_briefly(cell.config, bundle)
+        counted = {"N": cell.N, "D": outcome.tokens, "C": cell.C / cell.D * outcome.tokens}
+        return {**outcome.as_json, **counted, "curve": outcome.curve}
+
+    trials = [
+        Trial(
+            key,
+            {
+                "budget": cell.budget,
+                "width": cell.config.model.width,
+                "layers": cell.config.model.num_layers,
+                "batch": cell.config.loader.global_batch,
+                "num_steps": cell.config.num_steps,
+                "seed": cell.config.seed,
+            },
+        )
+        for key, cell in planned.items()
+    ]
+    return run_trials(args.out, trials, run).keys() == planned.keys()
+
+
+# -- what the records say ---------------------------------------------------------------------------------------------
+
+
+def _kept(records: Records) -> list[dict[str, Any]]:
+    return sorted((each for each in records if each["loss"] is not None), key=lambda each: (each["C"], each["N"]))
+
+
+def runs(records: Records) -> Runs:
+    kept = _kept(records)
+    return runs_of(("N", "D"), *([each[name] for each in kept] for name in ("N", "D", "loss", "C")))
+
+
+def per_token(records: Records) -> FlopsPerToken:
+    kept = _kept(records)
+    return FlopsPerToken.through([each["N"] for each in kept], [each["C"] / each["D"] for each in kept])
+
+
+def _budget(record: dict[str, Any]) -> float:
+    """As it is named, for it may have been computed in two ways."""
+    return float(f"{record['budget']:.4g}")
+
+
+def bottoms(records: Records) -> dict[float, Bottom]:
+    """The best size of each budget by a parabola through the best run and its neighbours, without any law."""
+    found = {}
+    for budget in sorted({_budget(each) for each in records}):
+        losses: dict[float, list[float]] = {}
+        for each in _kept(records):
+            if _budget(each) == budget:
+                losses.setdefault(each["N"], []).append(each["loss"])
+        sizes = sorted(losses)
+        if len(sizes) >= 3:
+            found[budget] = bottom(np.array(sizes, float), np.array([np.mean(losses[size]) for size in sizes]))
+    return found
+
+
+def _findings(records: Records) -> list[str]:
+    table, cost, kept = runs(records), per_token(records), _kept(records)
+    both = [fit(form, table) for form in (JOINT, ADDITIVE)]
+    comparison = compare(*both)
+    sizes, tokens = table.columns
+    ratios = tokens / sizes
+    budgets = sorted({_budget(each) for each in kept})
+    found = [
+        f"{len(records)} runs, {len(records) - len(kept)} diverged: {len(budgets)} budgets of {budgets[0]:.3g} to "
+        f"{budgets[-1]:.3g} FLOPs, N {sizes.min():,.0f} to {sizes.max():,.0f}, {ratios.min():.1f} to "
+        f"{ratios.max():,.0f} tokens per parameter"
+    ]
+    for each in both:
+        found += [coefficients_line(each), errors_line(each)]
+    found.append(comparison_line(comparison))
+    best = comparison.better
+    frontier = Frontier.of(best.law)
+    found.append(
+        f"D*(N) of the {best.law.form.name} law with the FLOPs of these models: "
+        + ", ".join(f"{float(frontier.tokens(n, cost)):.3g} tokens at N = {n:,.0f}" for n in _shown_sizes(table))
+    )
+    by_parabola = bottoms(records)
+    for budget in budgets:
+        found.append(_budget_line(budget, kept, best, cost, by_parabola.get(budget)))
+    inside = {budget: each.at for budget, each in by_parabola.items() if not each.is_on_edge}
+    if len(inside) >= 3:
+        slope = np.polyfit(np.log(list(inside)), np.log(list(inside.values())), 1)[0]
+        by_law = [line_search(best.law, budget, cost).N for budget in inside]
+        law_slope = np.polyfit(np.log(list(inside)), np.log(by_law), 1)[0]
+        found.append(
+            f"the best size grows as C^{slope:.2f} by parabolas through the runs ({len(inside)} budgets), as "
+            f"C^{law_slope:.2f} by the law with the FLOPs of these models, as C^{frontier.tau:.2f} where training "
+            "takes 6 N FLOPs a token"
+        )
+    return found
+
+
+def _shown_sizes(table: Runs) -> list[float]:
+    low, high = table.columns[0].min(), table.columns[0].max()
+    return [float(f"{size:.1g}") for size in np.geomspace(low, high, 3)]
+
+
+def _budget_line(budget: float, kept: Records, best: Fit, cost: FlopsPerToken, found: Bottom | None) -> str:
+    run = min((each for each in kept if _budget(each) == budget), key=lambda each: each["loss"])
+    law = line_search(best.law, budget, cost)
+    parabola = ""
+    if found is not None:
+        parabola = "; the best is at an edge" if found.is_on_edge else f"; by parabola N {found.at:,.0f}"
+    return (
+        f"{budget:.3g} FLOPs: best run {run['width']} x {run['layers']}, N {run['N']:,}, "
+        f"{run['D'] / run['N']:,.0f} tokens per parameter, loss {run['loss']:.3f}; by the law N {law.N:,.0f}, "
+        f"{law.tokens_per_parameter:,.0f} tokens per parameter{parabola}"
+    )
+
+
+def _draw(records: Records, path: Path) -> None:
+    table, cost, kept = runs(records), per_token(records), _kept(records)
+    best = compare(*(fit(form, table) for form in (JOINT, ADDITIVE))).better
+    plt = pyplot()
+    figure, panels = plt.subplots(2, 3, figsize=(15, 8.4))
+    curves = []
+    for each in kept:
+        seen, loss = np.array(each["curve"]).T
+        later = seen > seen[-1] / 300  # the first steps say nothing
+        curves.append(((seen * each["C"] / each["D"])[later], loss[later]))
+    figures.training_curves(panels[0, 0], curves, [_budget(each) for each in kept])
+    figures.predictions(panels[0, 1], best)
+    figures.isoflops(panels[0, 2], best, cost)
+    figures.contours(panels[1, 0], best, cost)
+    figures.frontiers(panels[1, 1], best, cost)
+    budgets = sorted({_budget(each) for each in kept})
+    bests = [min((each for each in kept if _budget(each) == at), key=lambda each: each["loss"]) for at in budgets]
+    losses = {name: [each["held_out"][name] for each in bests] for name in _MODALITIES}
+    figures.by_modality(panels[1, 2], [each["C"] for each in bests], losses)
+    figure.tight_layout()
+    save(figure, path)
+
+
+STUDY = Study(_describe, carry_out, _findings, _draw, base=by_module)
