@@ -13,6 +13,7 @@ ROOT = Path(triptych.__file__).parent
 # What each part may import from the package, besides itself. Data flows down this table.
 MAY_IMPORT = {
     "errors": set(),
+    "arguments": set(),
     "vocab": {"errors"},
     "tokenizers": {"errors", "vocab"},
     "data": {"errors", "vocab", "tokenizers"},
@@ -23,7 +24,19 @@ MAY_IMPORT = {
     "recipes": {"errors", "data", "diffusion", "model", "transfer", "train"},
     "figure": {"errors"},
     "scaling": {"errors", "vocab", "tokenizers", "data", "model", "train", "recipes", "figure"},
-    "studies": {"errors", "vocab", "tokenizers", "data", "model", "transfer", "train", "recipes", "scaling", "figure"},
+    "studies": {
+        "errors",
+        "arguments",
+        "vocab",
+        "tokenizers",
+        "data",
+        "model",
+        "transfer",
+        "train",
+        "recipes",
+        "scaling",
+        "figure",
+    },
     "sample": {"errors", "vocab", "data", "diffusion"},
     "files": {"errors", "tokenizers", "data"},
     "saved": {"data", "errors", "vocab", "tokenizers", "model"},

@@ -122,7 +122,7 @@ def deal(batches: Batches, layout: Layout, seq_len: int, ranks: int) -> Dealt:
 
 # studies/batch-size: kappa at which exp(loss) had risen by 1 % and by 10 %. Those were batches of 26 and 47 sequences,
 # over the base's 16, times 2^-0.44 for twice its tokens.
-_KAPPA_1_PERCENT, _KAPPA_10_PERCENT = 1.2, 2.2
+KAPPA_1_PERCENT, KAPPA_10_PERCENT = 1.2, 2.2
 _ROOM = 0.9  # of a GPU's memory; contexts, buffers of messages and holes between tensors need the rest
 _NOTABLE = 0.02  # positions that stay empty, as a share
 
@@ -311,8 +311,8 @@ def _of_batch(found: Estimate) -> Iterator[str]:
         yield (
             f"kappa is {sde.kappa:.3g}: at this number of tokens the base's values are for batches of "
             f"{sde.virtual_batch:,.1f} sequences, not {batch:,}. The critical batch size is not known here (the paper "
-            f"gives no number); in studies/batch-size, exp(loss) had risen by 1 % at kappa {_KAPPA_1_PERCENT} and by "
-            f"10 % at {_KAPPA_10_PERCENT}."
+            f"gives no number); in studies/batch-size, exp(loss) had risen by 1 % at kappa {KAPPA_1_PERCENT} and by "
+            f"10 % at {KAPPA_10_PERCENT}."
         )
 
 

@@ -159,15 +159,16 @@ def test_wrong_numbers_are_refused(column: int, value: float, message: str) -> N
 
 def test_sweeps_that_cannot_tell_are_refused() -> None:
     losses = final_losses()
-    with pytest.raises(UserError, match="at least 8 different runs, got 4"):
+    with pytest.raises(UserError, match="at least 10 different runs, got 4"):
         fit_drift_horizon(STEPS[:4], BATCH[:4], losses[:4])
     with pytest.raises(UserError, match="holds no runs"):
         fit_drift_horizon([], [], [])
     with pytest.raises(UserError, match="at least 3 different Bv, got 1"):
-        fit_drift_horizon(STEPS[:8], np.full(8, 4.0), losses[:8])
+        fit_drift_horizon(np.arange(8.0, 28.0), np.full(20, 4.0), losses[:20])
     one = np.isclose(STEPS * BATCH, 4096)
+    longer = np.isclose(STEPS * BATCH, 65536)
     with pytest.raises(UserError, match="grow together"):
-        fit_drift_horizon(STEPS[one], BATCH[one], losses[one])
+        fit_drift_horizon(STEPS[longer], BATCH[longer], losses[longer])
     with pytest.raises(UserError, match="at least 2 numbers of tokens, got 1"):
         direct_gamma(STEPS[one], BATCH[one], losses[one])
     few = ~one | (BATCH < 8)

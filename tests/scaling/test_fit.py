@@ -124,5 +124,5 @@ def test_wrong_options_are_refused() -> None:
     with pytest.raises(UserError, match="huber must be positive"):
         fit(JOINT, drawn(PAPER, 0), huber=0)
     few = Runs(("N", "D"), (SIZES[:5], TOKENS[:5]), np.ones(5))
-    with pytest.raises(UserError, match="at least 8 different runs, got 5"):
+    with pytest.raises(UserError, match="at least 10 different runs, got 5"):
         fit(JOINT, few)

@@ -117,5 +117,5 @@ def test_the_nearest_member() -> None:
     name, cell = family.nearest(80e6, 1e19)
     assert name == "aspect_8"
     assert cell.config.model.num_layers == 8
-    with pytest.raises(UserError, match="this family 1.64e"):
+    with pytest.raises(UserError, match=r"this family 1\.64e"):
         family.nearest(1e3, 1e12)

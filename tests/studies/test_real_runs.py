@@ -134,6 +134,27 @@ def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_
     assert "holds no study" in capsys.readouterr().err
 
 
+def test_a_scaling_study_from_command_to_figure(changes, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "study"
+    budgets, widths = ["--low", "4e8", "--high", "1.2e9", "--budgets", "4"], ["--widths", "16,32,48"]
+    grid = [*budgets, *widths, "--tokens-per-parameter", "0.01,1e6"]
+    assert command("study", "scaling", "--out", str(out), *grid, *changes) == 0
+    said = capsys.readouterr().out
+    assert "12 runs, 0 diverged: 4 budgets of 4e+08 to 1.2e+09 FLOPs" in said
+    records = list(Records(out))
+    assert len(records) == 12
+    for record in records:
+        assert record["C"] == pytest.approx(record["budget"], rel=0.2)  # few steps of few sequences
+        assert record["curve"][-1][0] == record["D"] == record["tokens_seen"]
+    assert command("study", "scaling", "--out", str(out), "--only-draw") == 0
+    findings = [line for line in said.splitlines() if line.startswith("  ")]
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")] == findings
+    assert min(Image.open(out / "figure.png").size) > 600
+    # Its records are a table of runs as any other.
+    assert command("fit", str(out / "records.jsonl"), "--law", "additive", "--rounds", "2") == 0
+    assert "with the FLOPs of these runs" in capsys.readouterr().out
+
+
 def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys.modules["triptych.recipes.family"], "BASE_STEPS", 2)  # a function has that name too
     out = tmp_path / "search"
@@ -205,7 +226,7 @@ def test_wrong_arguments_are_one_line_and_leave_nothing(words, message, changes,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["coordinates", "lr-transfer", "batch-size", "modules", "gamma", "search"])
+@pytest.mark.parametrize("name", ["coordinates", "lr-transfer", "batch-size", "modules", "gamma", "search", "scaling"])
 def test_a_study_that_has_only_begun_is_not_drawn(name: str, run: RunConfig, tmp_path: Path, capsys) -> None:
     join(tmp_path, name, run, {})
     assert command("study", name, "--out", str(tmp_path), "--only-draw") == 2

@@ -19,7 +19,7 @@ from scipy.stats import t
 
 from triptych.errors import UserError
 from triptych.scaling.law import LARGEST_EXPONENT, SMALLEST_EXPONENT, Floats, Form, Law, Theta
-from triptych.scaling.runs import Runs
+from triptych.scaling.runs import LEAST_RESAMPLED, Runs
 
 HUBER = 1e-3
 ROUNDS = 20
@@ -36,7 +36,7 @@ _TRIES = 100
 # -- one fit ----------------------------------------------------------------------------------------------------------
 
 
-class _Problem:
+class Problem:
     """Runs in the units of theta, and the bounds that hold for every form: a part of the loss is never much larger than
     the loss, and below e^-10 of it nobody would see it."""
 
@@ -198,11 +198,12 @@ def fit(form: Form, runs: Runs, *, rounds: int = ROUNDS, huber: float = HUBER, h
 
     Runs that differ in their seed alone are drawn and held out together.
     """
-    if runs.spread_problem:
-        raise UserError(f"{runs.spread_problem}.")
+    why_not = runs.spread_problem()
+    if why_not:
+        raise UserError(f"{why_not}.")
     if not 0 < huber < float("inf"):
         raise UserError(f"huber must be positive and finite, got {huber!r}.")
-    problem = _Problem(form, runs, huber)
+    problem = Problem(form, runs, huber)
     cost, theta = min((problem.descend(start) for start in problem.starts()[:_STARTS]), key=itemgetter(0))
     theta = min((cost, theta), problem.hop(theta, hops, seed), key=itemgetter(0))[1]
     at_bound = [
@@ -228,11 +229,12 @@ def _round(form: Form, runs: Runs, huber: float, law: Law, seed: int, number: in
         held_out = order[: max(1, round(_HELD_OUT * count))]
         drawn = rng.choice(order[len(held_out) :], count - len(held_out))
         taken = runs.take(np.concatenate([np.flatnonzero(cells == cell) for cell in drawn]))
-        if taken.spread_problem is None:
+        why_not = taken.spread_problem(LEAST_RESAMPLED)
+        if why_not is None:
             break
     else:
-        raise UserError(f"{count} different runs are too few to resample: {taken.spread_problem}.")
-    problem = _Problem(form, taken, huber)
+        raise UserError(f"{count} different runs are too few to resample: {why_not}.")
+    problem = Problem(form, taken, huber)
     starts = [problem.at(law), *problem.starts()[:1]]
     cost, theta = min((problem.descend(start) for start in starts), key=itemgetter(0))
     theta = min((cost, theta), problem.hop(theta, _HOPS_AGAIN, number), key=itemgetter(0))[1]

@@ -124,10 +124,11 @@ class Law:
 
     def excess(self, first: ArrayLike, second: ArrayLike) -> Floats:
         """L - E."""
-        n, d = (np.asarray(column, float) / self.form.unit for column in (first, second))
-        if self.form.is_joint:
-            return (self.A * n ** (-self.a / self.b) + self.B / d) ** self.b
-        return self.A * n**-self.a + self.B * d**-self.b
+        log_n, log_d = (np.log(np.asarray(column, float) / self.form.unit) for column in (first, second))
+        log_a, log_b = np.log(self.A), np.log(self.B)
+        if self.form.is_joint:  # in logarithms, for a / b may be in the hundreds
+            return np.exp(self.b * np.logaddexp(log_a - self.a / self.b * log_n, log_b - log_d))
+        return np.exp(log_a - self.a * log_n) + np.exp(log_b - self.b * log_d)
 
     @property
     def coefficients(self) -> dict[str, float]:

@@ -23,7 +23,9 @@ NAMES = {
     "loss": ("loss", "L", "val_loss", "validation_loss", "eval_loss", "final_loss", "test_loss"),
     "C": ("C", "flops", "compute", "training_flops"),
 }
-LEAST_RUNS, LEAST_DIFFERENT = 8, 3
+LEAST_RUNS, LEAST_RESAMPLED = 10, 5
+"""Different ones, of a table, and of a resample of it: as many as the coefficients of a law."""
+_LEAST_DIFFERENT = 3
 _LEAST_COUNT = 1000  # nobody trains fewer parameters, or on fewer tokens: smaller numbers are of another unit
 _ONE_LINE = 0.999
 
@@ -50,16 +52,15 @@ class Runs:
         """The same number for runs that differ in their seed alone."""
         return np.unique(np.stack(self.columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
 
-    @property
-    def spread_problem(self) -> str | None:
+    def spread_problem(self, least: int = LEAST_RUNS) -> str | None:
         """Why the runs are too few or too much alike for a law of five coefficients, if they are."""
         count = int(self.cells.max(initial=-1)) + 1
-        if count < LEAST_RUNS:
-            return f"a law of five coefficients needs at least {LEAST_RUNS} different runs, got {count}"
+        if count < least:
+            return f"a law of five coefficients needs at least {least} different runs, got {count}"
         for name, column in zip(self.names, self.columns):
             values = len(np.unique(column))
-            if values < LEAST_DIFFERENT:
-                return f"a law needs runs of at least {LEAST_DIFFERENT} different {name}, got {values}"
+            if values < _LEAST_DIFFERENT:
+                return f"a law needs runs of at least {_LEAST_DIFFERENT} different {name}, got {values}"
         logs = np.log(self.columns)
         if abs(np.corrcoef(logs)[0, 1]) > _ONE_LINE:
             first, second = self.names
@@ -232,8 +233,9 @@ def _checked(
         raise DataError(f"{source} holds no runs that did not diverge.")
     first, second, loss = (np.array([row[name] for row in kept]) for name in (*names, "loss"))
     runs = Runs(names, (first, second), loss, np.array([row["C"] for row in kept]) if "C" in kept[0] else None)
-    if runs.spread_problem:
-        raise DataError(f"{source}: {runs.spread_problem}.")
+    problem = runs.spread_problem()
+    if problem:
+        raise DataError(f"{source}: {problem}.")
     return runs
 
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from triptych.arguments import positive, whole_number, whole_numbers
 from triptych.errors import UserError
 from triptych.figure import pyplot, save
 from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
 from triptych.scaling.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
-from triptych.studies.base import Records, Study, grid, positive, whole_number, whole_numbers
+from triptych.studies.base import Records, Study, grid
 from triptych.studies.brief import train_briefly
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.arguments import positive, several, whole_number
 from triptych.data.loader import Loader
 from triptych.errors import UserError
 from triptych.figure import pyplot, save
 from triptych.model.transformer import Transformer
 from triptych.recipes.family import BASE_LAYERS, BASE_WIDTH, member
-from triptych.studies.base import Records, Study, grid, positive, several, whole_number
+from triptych.studies.base import Records, Study, grid
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig

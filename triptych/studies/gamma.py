@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from triptych.arguments import numbers, whole_number
 from triptych.errors import UserError
 from triptych.figure import pyplot, save
 from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
 from triptych.scaling.drift_horizon import DriftHorizon, direct_gamma, direct_interval, fit_drift_horizon
-from triptych.studies.base import Records, Study, grid, numbers, whole_number
+from triptych.studies.base import Records, Study, grid
 from triptych.studies.brief import train_briefly
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle

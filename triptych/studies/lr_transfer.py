@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from triptych.arguments import numbers, positive, whole_number, whole_numbers
 from triptych.errors import UserError, did_you_mean
 from triptych.figure import pyplot, save
 from triptych.recipes.family import BASE_LAYERS, BASE_WIDTH, TUNED, member
-from triptych.studies.base import Records, Study, grid, numbers, positive, whole_number, whole_numbers
+from triptych.studies.base import Records, Study, grid
 from triptych.studies.brief import train_briefly
 from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle

@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from triptych.arguments import positive, two_numbers, whole_number, whole_numbers
+from triptych.errors import UserError
 from triptych.figure import pyplot, save
 from triptych.recipes.family import by_module, of_width
 from triptych.scaling import figures
 from triptych.scaling.fit import Fit, compare, fit
-from triptych.scaling.grid import Lengths, budgets_between, isoflop_grid
+from triptych.scaling.grid import TOKENS_PER_PARAMETER, Lengths, budgets_between, isoflop_grid
 from triptych.scaling.law import ADDITIVE, JOINT
 from triptych.scaling.optimal import FlopsPerToken, Frontier, line_search
 from triptych.scaling.parabola import Bottom, bottom
 from triptych.scaling.report import coefficients_line, comparison_line, errors_line
 from triptych.scaling.runs import Runs, runs_of
-from triptych.studies.base import Records, Study, positive, whole_number, whole_numbers
+from triptych.studies.base import Records, Study
 from triptych.studies.brief import train_briefly
 from triptych.studies.trials import Trial, run_trials
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -39,7 +41,13 @@ def _describe(parser: argparse.ArgumentParser) -> None:
         "--budgets", type=whole_number, default=9, metavar="N", help="how many, both ends among them (default: 9)"
     )
     parser.add_argument("--widths", type=whole_numbers, default=_WIDTHS, metavar="N,N", help="16 to 160")
-    parser.add_argument("--most-tokens", type=positive, default=2000.0, metavar="N", help="per parameter")
+    parser.add_argument(
+        "--tokens-per-parameter",
+        type=two_numbers,
+        default=TOKENS_PER_PARAMETER,
+        metavar="LOW,HIGH",
+        help="default: 1,2000",
+    )
     parser.add_argument("--seeds", type=whole_number, default=1)
 
 
@@ -47,7 +55,7 @@ def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBund
     lengths = Lengths.of(gather(config, bundle.vocabulary).lengths)
     members = [of_width(config, width, seed) for seed in range(args.seeds) for width in args.widths]
     budgets = budgets_between(args.low, args.high, args.budgets)
-    cells = isoflop_grid(members, bundle.vocabulary, lengths, budgets, tokens_per_parameter=(1.0, args.most_tokens))
+    cells = isoflop_grid(members, bundle.vocabulary, lengths, budgets, tokens_per_parameter=args.tokens_per_parameter)
     planned = {cell.key: cell for cell in cells}
 
     def run(trial: Trial) -> dict[str, Any]:
@@ -83,6 +91,15 @@ def _kept(records: Records) -> list[dict[str, Any]]:
 def runs(records: Records) -> Runs:
     kept = _kept(records)
     return runs_of(("N", "D"), *([each[name] for each in kept] for name in ("N", "D", "loss", "C")))
+
+
+def runs_problem(records: Records) -> str | None:
+    """Why no law can be fitted to them, if so."""
+    try:
+        runs(records)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def per_token(records: Records) -> FlopsPerToken:
@@ -123,7 +140,7 @@ def _findings(records: Records) -> list[str]:
     ]
     for each in both:
         found += [coefficients_line(each), errors_line(each)]
-    found.append(comparison_line(comparison))
+    found += [comparison_line(comparison), *_seed_line(table), *_forecast_lines(kept, budgets[-1])]
     best = comparison.better
     frontier = Frontier.of(best.law)
     found.append(
@@ -142,6 +159,34 @@ def _findings(records: Records) -> list[str]:
             f"the best size grows as C^{slope:.2f} by parabolas through the runs ({len(inside)} budgets), as "
             f"C^{law_slope:.2f} by the law with the FLOPs of these models, as C^{frontier.tau:.2f} where training "
             "takes 6 N FLOPs a token"
+        )
+    return found
+
+
+def _seed_line(table: Runs) -> list[str]:
+    """What chance alone does to the loss, where runs differ in their seed alone."""
+    logs, cells = np.log(table.loss), table.cells
+    groups = [logs[cells == cell] for cell in np.unique(cells)]
+    several = [group - group.mean() for group in groups if len(group) > 1]
+    if not several:
+        return []
+    spread = np.sqrt(sum(float(np.square(gaps).sum()) for gaps in several) / sum(len(gaps) - 1 for gaps in several))
+    return [f"another seed changes the loss by {spread:.2%} (standard deviation, {len(several)} pairs of runs)"]
+
+
+def _forecast_lines(kept: Records, largest: float) -> list[str]:
+    """What the laws say of the largest budget when they have not seen it."""
+    below = [each for each in kept if _budget(each) < largest]
+    last = [each for each in kept if _budget(each) == largest]
+    if runs_problem(below):
+        return []
+    sizes, tokens, losses = (np.array([each[name] for each in last], float) for name in ("N", "D", "loss"))
+    found = []
+    for form in (JOINT, ADDITIVE):
+        misses = fit(form, runs(below), rounds=0).law.loss(sizes, tokens) / losses - 1
+        found.append(
+            f"fitted to the smaller budgets alone, the {form.name} law misses the {len(last)} runs of {largest:.3g} "
+            f"FLOPs by {np.abs(misses).mean():.2%} on average ({misses.min():+.1%} to {misses.max():+.1%})"
         )
     return found
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from triptych.arguments import two_numbers, whole_number
 from triptych.data.shards import write_atomically
 from triptych.errors import UserError
 from triptych.recipes.family import member
 from triptych.studies import landscape, trials
-from triptych.studies.base import Records, Study, numbers, whole_number
+from triptych.studies.base import Records, Study
 from triptych.studies.brief import train_briefly
 from triptych.studies.search_global import NAMES, Ranges, Search, random_search, records_of, retest, tuned
 from triptych.studies.search_modules import pooled_std
@@ -40,15 +41,8 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     for name in NAMES:
         low, high = getattr(RANGES, name)
         parser.add_argument(
-            f"--{name}", type=_range, default=(low, high), metavar="LOW,HIGH", help=f"(default: {low:g},{high:g})"
+            f"--{name}", type=two_numbers, default=(low, high), metavar="LOW,HIGH", help=f"(default: {low:g},{high:g})"
         )
-
-
-def _range(text: str) -> tuple[float, float]:
-    found = numbers(text)
-    if len(found) != 2 or not found[0] < found[1]:
-        raise argparse.ArgumentTypeError(f"expected two numbers, the smaller first, got {text!r}")
-    return found[0], found[1]
 
 
 def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from triptych.arguments import positive
 from triptych.errors import UserError
 from triptych.verbs.base import Verb, short
 
@@ -41,7 +42,7 @@ kappa = (base tokens / tokens)^gamma (batch / base batch)."""
     parser.add_argument(
         "--rehearse", action="store_true", help="also do one step of one rank, on tensors without numbers"
     )
-    parser.add_argument("--budget", type=float, metavar="FLOPS", help="what model and tokens are best for it")
+    parser.add_argument("--budget", type=positive, metavar="FLOPS", help="what model and tokens are best for it")
     parser.add_argument("--law", type=Path, metavar="FILE", help="with --budget: what `triptych fit --json` printed")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
@@ -258,6 +259,7 @@ def _run_budget(args: argparse.Namespace) -> None:
     import json
     import shlex
 
+    from triptych.plan import KAPPA_1_PERCENT, KAPPA_10_PERCENT
     from triptych.recipes import recipe
     from triptych.scaling.family import family_for
     from triptych.scaling.optimal import FlopsPerToken
@@ -267,8 +269,6 @@ def _run_budget(args: argparse.Namespace) -> None:
 
     if any(getattr(args, name) is not None for name in ("gpus", "gpu", "mfu", "price_per_hour")) or args.rehearse:
         raise UserError("--budget goes without --gpus and its options: plan the recipe that comes out with them.")
-    if not 0 < args.budget < float("inf"):
-        raise UserError(f"--budget is a positive number of FLOPs, got {args.budget:g}.")
     family = family_for(args.recipe or "aspect_8", args.changes)
     per_token = FlopsPerToken.through(family.sizes, family.per_token)
     rows = []
@@ -298,7 +298,11 @@ def _run_budget(args: argparse.Namespace) -> None:
         if each["intervals"]:
             reach = [f"{name} {short(low)} to {short(high)}" for name, (low, high) in each["intervals"].items()]
             print(f"  {'':24} 90% intervals: {', '.join(reach)}")
-    print(f"\nthe model of the first line: {advice[0]['command']}")
+    print(
+        f"\nkappa is 1 in these batches. Up to {KAPPA_1_PERCENT:g} x as large, exp(loss) rises by at most 1 %, up to "
+        f"{KAPPA_10_PERCENT:g} x by 10 % (studies/batch-size)."
+    )
+    print(f"the model of the first line: {advice[0]['command']}")
 
 
 def _advice_json(advice: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from triptych.arguments import positive, two_numbers, whole_number
 from triptych.errors import UserError
 from triptych.verbs.base import Verb, one_of, short
 
@@ -33,14 +34,18 @@ examples:
         "--law", default="best", **one_of(_LAWS), help="which (default: the better of joint and additive)"
     )
     parser.add_argument("--columns", metavar="N=NAME,..", help="what N, D, loss and C are called in the file")
-    parser.add_argument("--unit", type=float, default=1.0, help="of N and D, as 1e9 for billions (default: 1)")
+    parser.add_argument("--unit", type=positive, default=1.0, help="of N and D, as 1e9 for billions (default: 1)")
     parser.add_argument("--skip-diverged", action="store_true", help="leave runs without a finite loss out")
-    parser.add_argument("--drop-worst", type=int, default=0, metavar="K", help="leave the K highest losses out")
-    parser.add_argument("--rounds", type=int, default=20, metavar="K", help="fits to resampled runs (default: 20)")
-    parser.add_argument("--huber", type=float, default=1e-3, help="errors of log L beyond it count linearly (1e-3)")
+    parser.add_argument(
+        "--drop-worst", type=whole_number, default=0, metavar="K", help="leave the K highest losses out"
+    )
+    parser.add_argument(
+        "--rounds", type=whole_number, default=20, metavar="K", help="fits to resampled runs (default: 20)"
+    )
+    parser.add_argument("--huber", type=positive, default=1e-3, help="errors of log L beyond it count linearly (1e-3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--budget", type=float, action="append", metavar="FLOPS", help="what is best for it; repeatable"
+        "--budget", type=positive, action="append", metavar="FLOPS", help="what is best for it; repeatable"
     )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the fit, .png, .pdf or .svg")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
@@ -57,7 +62,10 @@ def _run_fit(args: argparse.Namespace) -> None:
     from triptych.scaling.report import as_json, best_for, comparison_line
     from triptych.scaling.runs import read_runs
 
-    _check_fit(args)
+    if args.figure and args.figure.suffix not in (".png", ".pdf", ".svg"):
+        raise UserError(f"--figure must end in .png, .pdf or .svg, got {args.figure}.")
+    if args.rounds < 2:
+        raise UserError(f"--rounds must be at least 2, got {args.rounds}: intervals are made of them.")
     forms = [JOINT, ADDITIVE] if args.law == "best" else [form_named(args.law)]
     names = forms[0].columns
     runs = read_runs(
@@ -102,17 +110,6 @@ def _run_fit(args: argparse.Namespace) -> None:
         _print_best(best, is_counted=runs.flops is not None, most=float(compute.max()))
     if args.figure:
         print(f"\ndrew {args.figure}", file=sys.stderr)
-
-
-def _check_fit(args: argparse.Namespace) -> None:
-    for name, value, least in (("rounds", args.rounds, 2), ("drop-worst", args.drop_worst, 0), ("seed", args.seed, 0)):
-        if value < least:
-            raise UserError(f"--{name} must be at least {least}, got {value}.")
-    for name, value in (("unit", args.unit), ("huber", args.huber), *(("budget", each) for each in args.budget or [])):
-        if not 0 < value < float("inf"):
-            raise UserError(f"--{name} must be positive and finite, got {value:g}.")
-    if args.figure and args.figure.suffix not in (".png", ".pdf", ".svg"):
-        raise UserError(f"--figure must end in .png, .pdf or .svg, got {args.figure}.")
 
 
 def _pairs(text: str | None) -> dict[str, str]:
@@ -176,16 +173,20 @@ examples:
   triptych fit runs/grid/records.jsonl"""
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="aspect_8")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of all runs that are to differ")
-    parser.add_argument("--low", type=float, default=5e18, metavar="FLOPS", help="smallest budget (default: 5e18)")
-    parser.add_argument("--high", type=float, default=1e22, metavar="FLOPS", help="largest (default: 1e22)")
-    parser.add_argument("--budgets", type=int, default=24, metavar="K", help="both ends among them (default: 24)")
-    parser.add_argument("--sizes", type=int, default=11, metavar="K", help="per budget, at most (default: 11)")
-    parser.add_argument("--tokens-per-parameter", default="1,2000", metavar="LOW,HIGH", help="default: 1,2000")
+    parser.add_argument("--low", type=positive, default=5e18, metavar="FLOPS", help="smallest budget (default: 5e18)")
+    parser.add_argument("--high", type=positive, default=1e22, metavar="FLOPS", help="largest (default: 1e22)")
+    parser.add_argument(
+        "--budgets", type=whole_number, default=24, metavar="K", help="both ends among them (default: 24)"
+    )
+    parser.add_argument("--sizes", type=whole_number, default=11, metavar="K", help="per budget, at most (default: 11)")
+    parser.add_argument(
+        "--tokens-per-parameter", type=two_numbers, default=(1.0, 2000.0), metavar="LOW,HIGH", help="default: 1,2000"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the grid there")
     parser.add_argument("--commands", action="store_true", help="print a command for each run, and nothing else")
     parser.add_argument("--gpu", metavar="NAME", help="say how long it takes on these, e.g. h100; cpu for this machine")
-    parser.add_argument("--mfu", type=float, default=0.4, metavar="SHARE", help="of the peak that is reached")
-    parser.add_argument("--price-per-hour", type=float, metavar="DOLLARS", help="of one GPU")
+    parser.add_argument("--mfu", type=positive, default=0.4, metavar="SHARE", help="of the peak that is reached")
+    parser.add_argument("--price-per-hour", type=positive, metavar="DOLLARS", help="of one GPU")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
@@ -257,20 +258,12 @@ def _grid_cells(args: argparse.Namespace, family: Any) -> list[tuple[str, Any]]:
     """The runs, each with the recipe it is a change of."""
     from triptych.scaling.grid import budgets_between, isoflop_grid
 
-    try:
-        low, high = (float(part) for part in args.tokens_per_parameter.split(","))
-    except ValueError:
-        low = high = float("nan")
-    if not 0 < low < high:
-        raise UserError(f"--tokens-per-parameter takes LOW,HIGH, got {args.tokens_per_parameter!r}.")
-    if args.sizes < 1:
-        raise UserError(f"--sizes must be at least 1, got {args.sizes}.")
     cells = isoflop_grid(
         family.members,
         family.vocabulary,
         family.lengths,
         budgets_between(args.low, args.high, args.budgets),
-        tokens_per_parameter=(low, high),
+        tokens_per_parameter=args.tokens_per_parameter,
         most_sizes=args.sizes,
     )
     by_width = {member.model.width: name for name, member in zip(family.recipes, family.members)}
@@ -289,7 +282,7 @@ examples:
   triptych fit runs/grid/records.jsonl --skip-diverged"""
     parser.add_argument("grid", metavar="FOLDER", type=Path)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--nproc", metavar="N", type=int, help="train each run in N processes on this machine")
+    parser.add_argument("--nproc", metavar="N", type=whole_number, help="train each run in N processes on this machine")
 
 
 def _run_sweep(args: argparse.Namespace) -> None:

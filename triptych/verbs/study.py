@@ -38,7 +38,7 @@ examples:
   triptych scenes make data/scenes
   triptych study {name} --out runs/{name}
   triptych study {name} --out runs/{name} --only-draw"""
-    from triptych.studies.base import whole_number
+    from triptych.arguments import whole_number
 
     _study(name).describe(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of records, figure and findings")

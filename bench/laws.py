@@ -1,0 +1,81 @@
+"""How long fits of scaling laws take, and how often their 90 % intervals hold the truth.
+
+    python bench/laws.py [--short] [--json FILE]
+
+Times are of 262 runs, as many as the paper's, and in units of a fit with everything in it: 30 hops, then 20 rounds on
+resampled runs. Truths are the paper's exponents and those of Chinchilla, with 0.3 % of noise.
+"""
+
+import numpy as np
+from measure import arguments, begin, in_turns, progress, save, table
+from scipy.optimize import minimize
+
+from triptych.scaling.fit import HUBER, Problem, compare, fit
+from triptych.scaling.law import ADDITIVE, JOINT, Law
+from triptych.scaling.published import CHINCHILLA
+from triptych.scaling.runs import Runs, runs_of
+
+NOISE = 0.003
+PAPER = Law(JOINT, E=1.5, A=2.0, B=200.1 * 2.0 * 0.14 / 0.17, a=0.14, b=0.17)
+
+
+def drawn(law: Law, count: int, seed: int) -> Runs:
+    """Runs over the paper's budgets and sizes, with noise."""
+    rng = np.random.default_rng(seed)
+    sizes = 9.5 * 128**2 * rng.integers(3, 40, size=count * 20).astype(float) ** 3
+    tokens = np.exp(rng.uniform(np.log(5e18), np.log(1e22), size=len(sizes))) / (8.4 * sizes)
+    fits = (tokens / sizes >= 1) & (tokens / sizes <= 2000)
+    sizes, tokens = sizes[fits][:count], tokens[fits][:count]
+    return runs_of(("N", "D"), sizes, tokens, law.loss(sizes, tokens) * np.exp(NOISE * rng.standard_normal(count)))
+
+
+def without_gradient(problem: Problem) -> None:
+    """One descent in which scipy finds slopes by differences."""
+    minimize(lambda theta: problem(theta)[0], problem.starts()[0], method="L-BFGS-B", bounds=problem.bounds)
+
+
+def times(rounds: int) -> list[dict]:
+    runs = drawn(PAPER, 262, 0)
+    problem = Problem(JOINT, runs, HUBER)
+    found = in_turns(
+        {
+            "the whole fit: 30 hops, 20 rounds": lambda: fit(JOINT, runs),
+            "without rounds": lambda: fit(JOINT, runs, rounds=0),
+            "one descent": lambda: problem.descend(problem.starts()[0]),
+            "one descent, slopes by differences": lambda: without_gradient(problem),
+        },
+        rounds,
+    )
+    whole = found["the whole fit: 30 hops, 20 rounds"]
+    return [{"what": name, "of the whole fit": value / whole, "seconds": value} for name, value in found.items()]
+
+
+def coverage(draws: int) -> list[dict]:
+    rows = []
+    for law, other in ((PAPER, ADDITIVE), (CHINCHILLA, JOINT)):
+        for count in (262, 50, 20):
+            hits, right = dict.fromkeys(law.coefficients, 0), 0
+            for seed in range(draws):
+                runs = drawn(law, count, 100 + seed)
+                found = fit(law.form, runs, hops=5, seed=seed)
+                for name, (low, high) in found.intervals.items():
+                    hits[name] += low <= law.coefficients[name] <= high
+                right += compare(found, fit(other, runs, hops=5, seed=seed)).better is found
+                progress(f"{law.form.name}, {count} runs: draw {seed + 1} of {draws}")
+            shares = {name: each / draws for name, each in hits.items()}
+            rows.append({"truth": law.form.name, "runs": count, **shares, "law chosen": right / draws})
+    return rows
+
+
+def main() -> None:
+    args = arguments(__doc__).parse_args()
+    begin(args)
+    speed = times(1 if args.short else 5)
+    table("Fits to 262 runs", speed)
+    held = coverage(3 if args.short else 40)
+    table("Share of draws whose 90 % interval holds the truth", held)
+    save(args, times=speed, coverage=held)
+
+
+if __name__ == "__main__":
+    main()
