@@ -51,6 +51,7 @@ bench: $(VENV)/.installed-all
 	$(BIN)/python bench/padding.py --short
 	$(BIN)/python bench/growth.py --short
 	$(BIN)/python bench/startup.py --short
+	$(BIN)/python bench/laws.py --short
 	$(BIN)/python bench/fewer_steps.py --only questions --pictures 24 --sounds 8 --records out/fewer_steps.jsonl --figure out/fewer-steps.png
 	$(BIN)/python bench/loader.py --seconds 1
 	$(BIN)/python bench/movq.py

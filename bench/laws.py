@@ -6,6 +6,9 @@ Times are of 262 runs, as many as the paper's, and in units of a fit with everyt
 resampled runs. Truths are the paper's exponents and those of Chinchilla, with 0.3 % of noise.
 """
 
+from itertools import product
+from operator import itemgetter
+
 import numpy as np
 from measure import arguments, begin, in_turns, progress, save, table
 from scipy.optimize import minimize
@@ -67,6 +70,19 @@ def coverage(draws: int) -> list[dict]:
     return rows
 
 
+def hops(draws: int) -> list[dict]:
+    """Whether basin hopping ends lower than the best of four descents."""
+    gains = []
+    for law in (PAPER, CHINCHILLA):
+        for count in (262, 50, 20):
+            for form, seed in product((JOINT, ADDITIVE), range(draws)):
+                problem = Problem(form, drawn(law, count, 500 + seed), HUBER)
+                cost, theta = min((problem.descend(start) for start in problem.starts()[:4]), key=itemgetter(0))
+                gains.append(1 - problem.hop(theta, 30, seed)[0] / cost)
+    lower = sum(gain > 1e-6 for gain in gains)
+    return [{"fits": len(gains), "lower after 30 hops": lower, "largest gain": max(0.0, *gains)}]
+
+
 def main() -> None:
     args = arguments(__doc__).parse_args()
     begin(args)
@@ -74,7 +90,9 @@ def main() -> None:
     table("Fits to 262 runs", speed)
     held = coverage(3 if args.short else 40)
     table("Share of draws whose 90 % interval holds the truth", held)
-    save(args, times=speed, coverage=held)
+    hopped = hops(1 if args.short else 4)
+    table("What basin hopping adds to descents from a lattice", hopped)
+    save(args, times=speed, coverage=held, hops=hopped)
 
 
 if __name__ == "__main__":
