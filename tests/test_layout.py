@@ -14,6 +14,7 @@ ROOT = Path(triptych.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
     "arguments": set(),
+    "trials": {"errors"},
     "vocab": {"errors"},
     "tokenizers": {"errors", "vocab"},
     "data": {"errors", "vocab", "tokenizers"},
@@ -23,10 +24,11 @@ MAY_IMPORT = {
     "train": {"errors", "vocab", "tokenizers", "data", "diffusion", "model", "transfer", "saved"},
     "recipes": {"errors", "data", "diffusion", "model", "transfer", "train"},
     "figure": {"errors"},
-    "scaling": {"errors", "vocab", "tokenizers", "data", "model", "train", "recipes", "figure"},
+    "scaling": {"errors", "trials", "vocab", "tokenizers", "data", "model", "train", "recipes", "figure"},
     "studies": {
         "errors",
         "arguments",
+        "trials",
         "vocab",
         "tokenizers",
         "data",

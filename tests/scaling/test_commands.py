@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -80,7 +81,10 @@ def test_json_for_programs_and_a_plan_made_of_it(table: Path, tmp_path: Path, ca
         (["--rounds", "1"], "--rounds must be at least 2, got 1"),
         (["--budget", "-3"], "expected a positive number, got '-3'"),
         (["--drop-worst", "30"], "needs at least 10 different runs, got 6"),
-        (["--figure", "fit.gif"], "must end in .png, .pdf or .svg"),
+        (["--figure", "fit.gif"], "must be a .png, .pdf or .svg in a folder that is there"),
+        (["--figure", "nowhere/fit.png"], "must be a .png, .pdf or .svg in a folder that is there"),
+        (["--seed", "-1"], "--seed must not be negative, got -1"),
+        (["--law", "noise", "--budget", "1e20"], "--budget needs a law of N and D"),
     ],
 )
 def test_wrong_words_are_one_line(table: Path, words: list[str], message: str, capsys) -> None:
@@ -119,7 +123,6 @@ def test_a_plan_for_a_budget_is_the_least_of_the_law_over_real_models(capsys) ->
     [
         (["plan"], "which recipe?"),
         (["plan", "--budget", "0"], "expected a positive number, got '0'"),
-        (["plan", "--budget", "1e12"], "name another with RECIPE"),
         (["plan", "--budget", "1e21", "--gpus", "8"], "--budget goes without --gpus"),
         (["plan", "--budget", "1e21", "--law", "nothing.json"], "triptych fit RUNS --json > nothing.json"),
         (["plan", "--budget", "1e21", "aspect_8", "num_steps=4"], "num_steps follows from the budget"),
@@ -138,6 +141,36 @@ def test_wrong_plans_are_one_line(words: list[str], message: str, capsys) -> Non
     said = capsys.readouterr()
     assert message in said.err
     assert said.err.count("\n") == 1
+
+
+def test_a_budget_beyond_a_family_or_a_law_is_answered_with_what_there_is(capsys) -> None:
+    assert command("plan", "--budget", "1e12") == 0
+    said = capsys.readouterr().out
+    assert said.count("none of the family") == 4
+    assert said.count("far from its runs") == 4
+    assert command("plan", "--budget", "1e21", "antimask=true") == 0
+    assert "aspect_" in capsys.readouterr().out
+
+
+def test_losses_that_follow_no_law_have_no_advice_but_a_fit(tmp_path: Path, capsys) -> None:
+    rows = [f"{n},{d},{loss}" for n, d, loss in zip(SIZES, TOKENS, np.random.default_rng(0).uniform(2, 3, 36))]
+    (tmp_path / "runs.csv").write_text("\n".join(["N,D,loss", *rows]) + "\n")
+    assert command("fit", tmp_path / "runs.csv", "--rounds", "4") == 0
+    assert "not decided" in capsys.readouterr().out
+    assert command("fit", tmp_path / "runs.csv", "--rounds", "4", "--json") == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert not found["comparison"]["is_clear"]
+
+
+def test_a_law_of_noise_is_no_law_of_size(tmp_path: Path, capsys) -> None:
+    rows = [f"{s},{b},{1.5 + 3 * s**-0.3 + 2 * b**-0.4}" for s in (10, 30, 100, 300) for b in (2, 4, 8, 16)]
+    (tmp_path / "runs.csv").write_text("\n".join(["S,Bv,loss", *rows]) + "\n")
+    assert command("fit", tmp_path / "runs.csv", "--law", "noise", "--json") == 0
+    kept = tmp_path / "noise.json"
+    kept.write_text(capsys.readouterr().out)
+    assert json.loads(kept.read_text())["fits"]["noise"]["law"]["a"] == pytest.approx(0.3, rel=0.01)
+    assert command("plan", "--budget", "1e21", "--law", kept) == 3
+    assert "holds a law of S and Bv; expected one of N and D" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_fit_is_refused(tmp_path: Path, capsys) -> None:
@@ -160,6 +193,9 @@ def test_the_paper_s_grid_and_what_it_costs(capsys) -> None:
     assert found["total"]["flops"] == pytest.approx(sum(run["C"] for run in found["runs"]))
 
 
+SMALL = ("--low", "5e8", "--high", "8e8", "--budgets", "2", "--tokens-per-parameter", "0.01,1e6")
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = make_world(tmp_path_factory.mktemp("world"))
@@ -175,7 +211,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_a_grid_is_swept_by_several_processes_once(world: list[str], tmp_path: Path, capsys) -> None:
     grid = tmp_path / "grid"
-    budgets = ("--low", "5e8", "--high", "8e8", "--budgets", "2", "--sizes", "2", "--tokens-per-parameter", "0.01,1e6")
+    budgets = (*SMALL, "--sizes", "2")
     assert command("plan", "grid", "family", *budgets, "--out", grid, *world) == 0
     assert "begin or join it with: triptych sweep" in capsys.readouterr().out
     assert command("plan", "grid", "family", *budgets, "--out", grid, "--commands", *world) == 0
@@ -193,7 +229,10 @@ def test_a_grid_is_swept_by_several_processes_once(world: list[str], tmp_path: P
     assert len(records) == 4
     for record in records:
         assert 0 < record["loss"] < 20
-        assert (record["N"], record["C"]) == (planned[record["key"]]["N"], planned[record["key"]]["C"])
+        plan = planned[record["key"]]
+        assert record["N"] == plan["N"]
+        assert record["D"] == int(record["D"]) == pytest.approx(plan["D"], rel=0.2)  # as they were, not as planned
+        assert record["C"] / record["D"] == pytest.approx(plan["C"] / plan["D"])
         whole = [value for name, value in record["held_out"].items() if "|" not in name]
         assert min(whole) < record["loss"] < max(whole)
     before = (grid / "records.jsonl").read_text()
@@ -202,8 +241,15 @@ def test_a_grid_is_swept_by_several_processes_once(world: list[str], tmp_path: P
     assert (grid / "records.jsonl").read_text() == before
     assert command("fit", grid / "records.jsonl") == 3
     assert "needs at least 10 different runs, got 4" in capsys.readouterr().err
-    assert command("plan", "grid", "family", *budgets[:-4], "--out", grid, *world) == 2
+    assert command("plan", "grid", "family", *SMALL, "--sizes", "1", "--out", grid, *world) == 2
     assert "holds another grid" in capsys.readouterr().err
+
+
+def _is_at(process: Path, folder: Path) -> bool:
+    try:
+        return str(folder) in (process / "cmdline").read_text() and "train" in (process / "cmdline").read_text()
+    except OSError:
+        return False
 
 
 def test_a_swept_run_that_was_killed_goes_on(world: list[str], tmp_path: Path, capsys) -> None:
@@ -215,8 +261,12 @@ def test_a_swept_run_that_was_killed_goes_on(world: list[str], tmp_path: Path, c
     began = time.monotonic()
     while not list(grid.glob("runs/*/checkpoints/step-*")) and time.monotonic() - began < 120:
         time.sleep(0.05)
-    os.killpg(process.pid, 9)
+    os.kill(process.pid, 9)
     process.communicate()
+    (child,) = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_at(path, grid)]
+    os.kill(child, 9)
+    while Path(f"/proc/{child}").exists() and _is_at(Path(f"/proc/{child}"), grid):
+        time.sleep(0.05)
     assert not (grid / "records.jsonl").exists()
     for claim in (grid / "claims").glob("[!.]*"):
         os.utime(claim, (0, 0))  # as if a minute had passed
@@ -226,23 +276,93 @@ def test_a_swept_run_that_was_killed_goes_on(world: list[str], tmp_path: Path, c
     assert len((grid / "records.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_run_that_fails_is_named_with_its_log(world: list[str], tmp_path: Path, capsys) -> None:
+def test_runs_that_fail_are_named_and_the_others_done(world: list[str], tmp_path: Path, capsys) -> None:
     grid = tmp_path / "grid"
-    words = ("--low", "1e8", "--high", "2e8", "--budgets", "2", "--sizes", "1", "--tokens-per-parameter", "0.01,1e6")
-    assert command("plan", "grid", "family", *words, "--out", grid, *world) == 0
-    content = (grid / "grid.json").read_text()
-    (grid / "grid.json").write_text(content.replace("optimizer.lr=", "optimizer.nothing="))
+    assert command("plan", "grid", "family", *SMALL, "--sizes", "2", "--out", grid, *world) == 0
+    content = json.loads((grid / "grid.json").read_text())
+    for run in content["runs"][1:3]:
+        run["changes"].append("optimizer.nothing=1")
+    (grid / "grid.json").write_text(json.dumps(content))
     capsys.readouterr()
     assert command("sweep", grid) == 2
-    said = capsys.readouterr().err
-    assert "unknown key 'optimizer.nothing'" in said
-    assert ".log)" in said
-    assert not (grid / "records.jsonl").exists()
+    said = capsys.readouterr()
+    assert "2 of 4 runs are done, 2 ended without a result" in said.err
+    assert "unknown key 'optimizer.nothing'" in said.err
+    assert ".log)" in said.err
+    assert said.err.count("\n") == 1
+    assert len((grid / "records.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_run_without_validation_is_no_result(world: list[str], tmp_path: Path, capsys) -> None:
+def test_a_run_that_diverges_is_a_result(world: list[str], tmp_path: Path, capsys) -> None:
     grid = tmp_path / "grid"
-    words = ("--low", "1e8", "--high", "2e8", "--budgets", "2", "--sizes", "1", "--tokens-per-parameter", "0.01,1e6")
-    assert command("plan", "grid", "family", *words, "--out", grid, *world, "validation_data=") == 0
+    harsh = ["optimizer.lr=1e30", "optimizer.clip=none"]
+    assert command("plan", "grid", "family", *SMALL, "--sizes", "1", "--out", grid, *world, *harsh) == 0
+    assert command("sweep", grid, "--nproc", "1") == 0
+    records = [json.loads(line) for line in (grid / "records.jsonl").read_text().splitlines()]
+    assert [(record["loss"], record["diverged"]) for record in records] == [(None, True)] * 2
+    capsys.readouterr()
+    assert command("fit", grid / "records.jsonl", "--skip-diverged") == 3
+    assert "holds no runs that did not diverge" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_lets_its_run_save(world: list[str], tmp_path: Path, number: int) -> None:
+    grid = tmp_path / "grid"
+    words = (
+        "--low",
+        "1e10",
+        "--high",
+        "1.1e10",
+        "--budgets",
+        "2",
+        "--sizes",
+        "1",
+        "--tokens-per-parameter",
+        "0.01,1e6",
+    )
+    assert command("plan", "grid", "family", *words, "--out", grid, *world, "save_every=100000", "log_every=1") == 0
+    sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
+    process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    began = time.monotonic()
+    while not any("step" in log.read_text() for log in grid.glob("runs/*.log")) and time.monotonic() - began < 120:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else 75)
+    assert "the same command goes on" in said
+    assert "saved step" in next(grid.glob("runs/*.log")).read_text()
+    assert list(grid.glob("runs/*/checkpoints/step-*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["validation_data="], "compared on held-out data: add validation_data="),
+        (["data="], "names no data; add data=FOLDER"),
+        (["data=nowhere"], "nowhere holds no data set"),
+    ],
+)
+def test_what_a_grid_needs_is_missed_before_anything_is_trained(world, tmp_path: Path, change, message, capsys) -> None:
+    grid = tmp_path / "grid"
+    assert command("plan", "grid", "family", *SMALL, "--out", grid, *world, *change) == 2
+    assert message in capsys.readouterr().err
+    assert not grid.exists()
+    assert command("plan", "grid", "family", *SMALL, "--out", grid, *world) == 0
+    content = json.loads((grid / "grid.json").read_text())
+    for run in content["runs"]:
+        run["changes"] += change
+    (grid / "grid.json").write_text(json.dumps(content))
     assert command("sweep", grid) == 2
-    assert "its recipe needs validation_data=FOLDER" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+    assert not (grid / "runs").exists()
+
+
+def test_records_that_are_none_are_refused(world: list[str], tmp_path: Path, capsys) -> None:
+    grid = tmp_path / "grid"
+    assert command("plan", "grid", "family", *SMALL, "--out", grid, *world) == 0
+    (grid / "records.jsonl").write_text("[1]\n")
+    assert command("sweep", grid) == 3
+    assert "line 1 is not a record with a key" in capsys.readouterr().err
+    (grid / "grid.json").write_text('{"runs": []}')
+    assert command("sweep", grid) == 3
+    assert "holds no runs" in capsys.readouterr().err

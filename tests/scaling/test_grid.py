@@ -11,6 +11,9 @@ from triptych.recipes import family_of, recipe
 from triptych.recipes.family import by_module, of_width
 from triptych.scaling.family import family_for
 from triptych.scaling.grid import Lengths, budgets_between, cell_of, isoflop_grid
+from triptych.scaling.law import JOINT, Law
+from triptych.scaling.optimal import Frontier
+from triptych.scaling.published import CHINCHILLA, PAPER
 from triptych.scaling.queue import planned, read_grid, write_grid
 from triptych.train.config import override
 from triptych.vocab import paper_vocabulary
@@ -54,6 +57,8 @@ def test_few_sizes_are_spread_over_all_that_fit() -> None:
 
 def test_budgets() -> None:
     assert budgets_between(1e10, 1e12, 3) == [1e10, 1e11, 1e12]
+    with pytest.raises(UserError, match="not all different"):
+        budgets_between(1e18, 1.00001e18, 3)
     for wrong in ((1e12, 1e10, 3), (0, 1, 3), (1, 2, 1), (1, float("inf"), 3)):
         with pytest.raises(UserError, match="budgets need"):
             budgets_between(*wrong)
@@ -112,10 +117,24 @@ def test_what_follows_from_the_budget_cannot_be_changed() -> None:
         family_for("aspect_8", ["num_steps=10"])
 
 
-def test_the_nearest_member() -> None:
-    family = family_for("aspect_8")
-    name, cell = family.nearest(80e6, 1e19)
-    assert name == "aspect_8"
-    assert cell.config.model.num_layers == 8
-    with pytest.raises(UserError, match=r"this family 1\.64e"):
-        family.nearest(1e3, 1e12)
+@pytest.mark.parametrize(("recipe", "budget"), [("aspect_8", 1e20), ("aspect_8", 3e22), ("family", 1e13)])
+def test_the_member_for_a_budget_has_the_least_loss(recipe: str, budget: float) -> None:
+    """By any law: exact FLOPs of every member, the law itself, no frontier."""
+    family = family_for(recipe)
+    sizes, tokens = np.array(family.sizes, float), budget / np.array(family.per_token)
+    for law in (CHINCHILLA, Law(JOINT, E=1.5, A=2.0, B=330.0, a=0.14, b=0.17)):
+        found = family.best(Frontier.of(law), budget)
+        assert found is not None
+        losses = law.excess(sizes, tokens)
+        picked = family.sizes.index(found[1].N)
+        assert losses[picked] <= 1.002 * losses.min()  # sizes of a CPU family lie a factor of two apart
+    assert recipe == "family" or family.best(PAPER, 1e12) is None
+
+
+def test_two_views_of_a_token_cost_twice() -> None:
+    plain, twice = family_for("aspect_8"), family_for("aspect_8", ["antimask=true"])
+    assert twice.per_token == pytest.approx([2 * each for each in plain.per_token])
+    one, two = plain.best(PAPER, 1e20), twice.best(PAPER, 2e20)
+    assert one is not None
+    assert two is not None
+    assert (one[0], one[1].D) == (two[0], pytest.approx(two[1].D, rel=1e-3))

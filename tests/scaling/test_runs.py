@@ -28,13 +28,11 @@ def test_all_kinds_of_files_are_the_same_table(tmp_path: Path) -> None:
     array.write_text(json.dumps(ROWS))
     with_mark = tmp_path / "excel.csv"
     with_mark.write_bytes(b"\xef\xbb\xbf" + csv_of(tmp_path / "plain.csv", ROWS).read_bytes().replace(b"\n", b"\r\n"))
-    for path in (
-        csv_of(tmp_path / "runs.csv", ROWS),
-        csv_of(tmp_path / "runs.tsv", ROWS, "\t"),
-        jsonl,
-        array,
-        with_mark,
-    ):
+    half = tmp_path / "half.jsonl"  # someone is writing, or was stopped
+    half.write_text(jsonl.read_text() + '{"key": "half", "N": 1e')
+    semicolons = csv_of(tmp_path / "semicolons.CSV", ROWS, ";")
+    separated = csv_of(tmp_path / "runs.csv", ROWS), csv_of(tmp_path / "runs.tsv", ROWS, "\t"), semicolons
+    for path in (*separated, jsonl, array, with_mark, half):
         runs = read_runs(path)
         assert runs.columns[0] == pytest.approx(SIZES)
         assert runs.columns[1] == pytest.approx(TOKENS)
@@ -62,9 +60,18 @@ def test_tokens_follow_from_flops(tmp_path: Path) -> None:
     assert runs.flops == pytest.approx(6 * SIZES * TOKENS)
 
 
+@pytest.mark.parametrize("factor", [1e-15, 1e6])
+def test_flops_of_another_unit_are_refused(tmp_path: Path, factor: float) -> None:
+    rows = [{**row, "C": 6 * row["N"] * row["D"] * factor} for row in ROWS]
+    with pytest.raises(UserError, match=r"row 1: C is .*, and 6 N D is .*: it must be the FLOPs of the whole run"):
+        read_runs(csv_of(tmp_path / "runs.csv", rows))
+
+
 def test_the_worst_can_be_left_out(tmp_path: Path) -> None:
     runs = read_runs(csv_of(tmp_path / "runs.csv", ROWS), drop_worst=3)
     assert sorted(runs.loss) == pytest.approx(sorted(LOSS)[:-3])
+    with pytest.raises(UserError, match="holds no runs that did not diverge"):
+        read_runs(tmp_path / "runs.csv", drop_worst=40)
     assert list(runs.loss) == [loss for loss in LOSS if loss in runs.loss]  # in the order of the file
 
 
@@ -78,6 +85,7 @@ def test_the_worst_can_be_left_out(tmp_path: Path) -> None:
         ({5: {"loss": "1,5"}}, "row 6 has more cells than the header has names"),
         ({5: {"N": "80M"}}, "row 6: N must be a number, got '80M'"),
         ({5: {"N": 0.08}}, r"row 6: N is 0.08, and no run has so few parameters. .* if both N and D are in billions"),
+        ({5: {"N": "1" * 400}}, "row 6: N must be positive and finite, got inf"),
         ({5: {"D": 300}}, "row 6: D is 300, and no run has so few tokens"),
         ({5: {"D": 0}}, "row 6: D must be positive and finite, got 0"),
         ({5: ROWS[2]}, r"row 3 and row 6 are the same run \(N 1e\+08, D 3e\+10, loss "),

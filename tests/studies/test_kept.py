@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from triptych.studies.base import Study, about
-from triptych.studies.trials import Records
+from triptych.trials import Records
 from triptych.verbs.study import STUDIES
 
 KEPT = sorted(path.parent for path in (Path(__file__).parents[2] / "studies").glob("*/study.json"))

@@ -16,10 +16,10 @@ from triptych.recipes.family import family, member
 from triptych.studies.base import join
 from triptych.studies.brief import train_briefly
 from triptych.studies.coordinates import sizes
-from triptych.studies.trials import Records
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig, override
 from triptych.transfer.per_module import table_named
+from triptych.trials import Records
 
 
 @pytest.fixture(scope="module")

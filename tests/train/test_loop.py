@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,7 +234,7 @@ def test_ten_skipped_steps_in_a_row_end_the_run(world: Path, tmp_path: Path) -> 
     assert "lower optimizer.lr" in message
     assert "\n" not in message
     assert isinstance(caught.value, UserError)
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 5
     assert ckpt.list_checkpoints(tmp_path / "checkpoints")[-1] == newest
     assert all(value.isfinite().all() for value in saved_weights(tmp_path).values())
     assert [event["step"] for event in events(tmp_path, "step") if event["skipped"]] == list(range(5, 15))
@@ -663,6 +664,7 @@ def test_a_second_signal_stops_at_once_and_says_what_is_lost(
     def step_with_signals(model: Any, optimizer: Any, step: Step, *rest: Any) -> Any:
         if step.index == 3:
             os.kill(os.getpid(), number)
+            time.sleep(0.6)
             os.kill(os.getpid(), number)
         return train_step(model, optimizer, step, *rest)
 
@@ -680,9 +682,28 @@ def test_a_second_signal_stops_at_once_and_says_what_is_lost(
 
 
 @pytest.mark.usefixtures("fast_peak")
+def test_an_echo_of_a_signal_is_not_a_second_one(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A scheduler signals a whole job, and the process that started this one passes the signal on."""
+
+    def step_with_signals(model: Any, optimizer: Any, step: Step, *rest: Any) -> Any:
+        if step.index == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_step(model, optimizer, step, *rest)
+
+    monkeypatch.setattr(loop, "train_step", step_with_signals)
+    with pytest.raises(SystemExit) as stop:
+        main(words(world, tmp_path / "run", "num_steps=9", "save_every=100"))
+    assert stop.value.code == 75
+    assert "saved step 4; run the same command to go on" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fast_peak")
 def test_a_run_that_diverges_ends_with_one_line(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with broken_steps(range(1, 30)):
-        assert main(words(world, tmp_path / "run", "num_steps=30")) == 1
+        assert main(words(world, tmp_path / "run", "num_steps=30")) == 5
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("triptych: error: the loss or the gradient of 10 steps in a row, up to 11, was not")
     assert lines[-2] == "step     11/30  skipped, because not finite: loss, gradient"

@@ -43,8 +43,9 @@ class DriftHorizon:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of gamma, 95 %."""
-        return self.fit.interval(_gamma, _LEVEL)
+        """Of gamma, 95 %: of its odds, for it lies between 0 and 1."""
+        low, high = self.fit.interval(_odds, _LEVEL)
+        return low / (1 + low), high / (1 + high)
 
     @property
     def G(self) -> float:
@@ -71,7 +72,7 @@ class DriftHorizon:
 
     def __str__(self) -> str:
         low, high = self.interval
-        text = f"{self.gamma:.3f} ({low:.3f} to {min(high, 1.0):.3f})"
+        text = f"{self.gamma:.3f} ({low:.3f} to {high:.3f})"
         return text if self.is_identified else f"{text}, not identified by the sweep"
 
 
@@ -79,8 +80,12 @@ def _gamma(law: Law) -> float:
     return law.a / (law.a + law.b)
 
 
+def _odds(law: Law) -> float:
+    return law.a / law.b
+
+
 @dataclass(frozen=True)
-class Optimum:
+class BestBatch:
     """The best virtual batch of one number of tokens."""
 
     tokens_in_sequences: float
@@ -94,7 +99,7 @@ class Optimum:
 class DirectGamma:
     gamma: float
     """Slope of log best batch against log tokens over the optima inside the sweep; NaN if they are fewer than two."""
-    optima: tuple[Optimum, ...]
+    optima: tuple[BestBatch, ...]
 
     @property
     def num_on_edge(self) -> int:
@@ -129,7 +134,7 @@ def direct_gamma(
             raise UserError(f"A parabola needs at least 3 virtual batches, got {len(seeds)} at {tokens:.4g} sequences.")
         batches = np.array([np.exp(np.log(b[each]).mean()) for each in seeds])
         found = bottom(batches, np.array([loss[each].mean() for each in seeds]), neighbours)
-        optima.append(Optimum(tokens, found.at, found.loss, found.is_on_edge))
+        optima.append(BestBatch(tokens, found.at, found.loss, found.is_on_edge))
     inside = [each for each in optima if not each.is_on_edge]
     if len(inside) < 2:
         return DirectGamma(float("nan"), tuple(optima))

@@ -6,19 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from triptych.errors import UserError
-from triptych.model.count import flops, parameters
+from triptych.model.count import parameters
 from triptych.recipes import family_of
-from triptych.scaling.grid import DECIDED, Cell, Lengths, cell_of
+from triptych.scaling.grid import DECIDED, Cell, Lengths, cell_of, flops_per_token
+from triptych.scaling.optimal import FlopsPerToken, Frontier
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig, override
-from triptych.train.lengths import Origin, gather
+from triptych.train.lengths import ORIGINS, Origin, gather
 from triptych.vocab import Vocabulary, paper_vocabulary
-
-_ORIGINS = {
-    "measured": "measured on the data",
-    "paper": "estimated from the paper's totals",
-    "unknown": "not known without the data: each is taken for the longest",
-}
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Family:
         first, last = self.members[0].model, self.members[-1].model
         return (
             f"models of {first.num_layers} x {first.width} to {last.num_layers} x {last.width} with "
-            f"{self.vocabulary.size:,} ids; a sequence has {self.lengths.mean:,.0f} tokens ({_ORIGINS[self.origin]})"
+            f"{self.vocabulary.size:,} ids; a sequence has {self.lengths.mean:,.0f} tokens ({ORIGINS[self.origin]})"
         )
 
     @cached_property
@@ -46,21 +41,27 @@ class Family:
 
     @cached_property
     def per_token(self) -> list[float]:
-        """FLOPs of training, with the whole head."""
-        return [flops(member.model, self.vocabulary, self.lengths.context).training for member in self.members]
+        """FLOPs of training."""
+        return [flops_per_token(member, self.vocabulary, self.lengths) for member in self.members]
 
-    def nearest(self, size: float, budget: float) -> tuple[str, Cell]:
-        """The recipe and the run of the model nearest to a size, on the tokens that the budget leaves it."""
+    @cached_property
+    def smooth(self) -> FlopsPerToken:
+        """The same for any size between them."""
+        return FlopsPerToken.through(self.sizes, self.per_token)
+
+    def best(self, frontier: Frontier, budget: float) -> tuple[str, Cell] | None:
+        """The recipe and the run of the member whose tokens, of a budget, are nearest to those that suit it.
+
+        None where the best size lies beyond the family, or a budget is not even a step.
+        """
+        size = frontier.optimum(budget, self.smooth).N
         if not self.sizes[0] / 2 <= size <= self.sizes[-1] * 2:
-            raise UserError(
-                f"the best size for {budget:g} FLOPs has {size:.3g} parameters, and this family {self.sizes[0]:.3g} to "
-                f"{self.sizes[-1]:.3g}: name another with RECIPE (family or aspect_8), or another budget."
-            )
-        pick = min(range(len(self.sizes)), key=lambda index: abs(math.log(self.sizes[index] / size)))
+            return None
+        suited = frontier.tokens(self.sizes, self.smooth)
+        gaps = [abs(math.log(budget / cost / tokens)) for cost, tokens in zip(self.per_token, suited)]
+        pick = gaps.index(min(gaps))
         cell = cell_of(self.members[pick], self.vocabulary, self.lengths, budget)
-        if cell is None:
-            raise UserError(f"{budget:g} FLOPs are not even one step of a model of {self.sizes[pick]:,} parameters.")
-        return self.recipes[pick], cell
+        return None if cell is None else (self.recipes[pick], cell)
 
 
 def family_for(recipe: str, changes: Sequence[str] = ()) -> Family:

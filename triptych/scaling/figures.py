@@ -41,8 +41,7 @@ def draw_fit(fit: Fit, per_token: FlopsPerToken, path: Path) -> None:
 def predictions(panel: Any, fit: Fit) -> None:
     """Predicted against measured losses, of all runs and of those held out."""
     loss = fit.runs.loss
-    picks = np.concatenate([each.picks for each in fit.rounds]) if fit.rounds else np.zeros(0, int)
-    unseen = np.concatenate([each.predicted for each in fit.rounds]) if fit.rounds else np.zeros(0)
+    picks, unseen = fit.held_out
     ends = [min(loss.min(), fit.predicted.min()) * 0.97, max(loss.max(), fit.predicted.max()) * 1.03]
     panel.plot(ends, ends, color="0.6", lw=1)
     panel.scatter(loss, fit.predicted, s=16, color="tab:blue", label=f"fitted: R² {fit.r2:.4f}, MRE {fit.mre:.2%}")

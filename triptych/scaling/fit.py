@@ -31,6 +31,7 @@ _HELD_OUT = 0.1
 _EXPONENTS = (0.03, 0.1, 0.3, 0.8, 2.0)
 _NEAR = 0.02  # a bound, in logarithms
 _TRIES = 100
+_NAMES = ("E", "A", "B", "a", "b")
 
 
 # -- one fit ----------------------------------------------------------------------------------------------------------
@@ -57,6 +58,10 @@ class Problem:
         cost = np.where(size < 1, miss**2 / 2, size - 0.5)
         return float(cost.mean()), slopes @ np.clip(miss, -1, 1) / (self.huber * len(miss))
 
+    def at_bound(self, theta: Theta) -> tuple[str, ...]:
+        near = (min(value - low, high - value) < _NEAR for value, (low, high) in zip(theta, self.bounds))
+        return tuple(name for name, is_near in zip(_NAMES, near) if is_near)
+
     def inside(self, theta: Theta) -> Theta:
         low, high = np.array(self.bounds).T
         return np.clip(theta, low, high)
@@ -74,7 +79,7 @@ class Problem:
     def at(self, law: Law) -> Theta:
         """A law as parameters."""
         n, d = (np.exp(mean) / law.form.unit for mean in self.means)
-        power = law.b if law.form.is_joint else 1.0
+        power = law.shape[2]
         log_x = power * np.log(law.A) - law.a * np.log(n)
         log_y = power * np.log(law.B) - law.b * np.log(d)
         return self.inside(np.array([np.log(law.E), log_x, log_y, np.log(law.a), np.log(law.b)]))
@@ -107,6 +112,7 @@ class Round:
     """A fit to resampled runs, and how it did on those it had not seen."""
 
     law: Law
+    at_bound: tuple[str, ...]
     picks: NDArray[np.int64]
     """The runs that were held out."""
     predicted: Floats
@@ -122,6 +128,12 @@ class Fit:
     at_bound: tuple[str, ...]
     """Coefficients that ended at an end of what they may be: the runs do not decide them."""
     rounds: tuple[Round, ...] = field(repr=False)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Coefficients that the runs do not decide: at a bound here, or in more than a tenth of the rounds."""
+        often = [name for name in _NAMES if sum(name in each.at_bound for each in self.rounds) > 0.1 * len(self.rounds)]
+        return tuple(name for name in _NAMES if name in self.at_bound or name in often)
 
     @property
     def predicted(self) -> Floats:
@@ -144,16 +156,17 @@ class Fit:
 
     @property
     def held_out_r2(self) -> float:
-        picks, predicted = self._held_out
+        picks, predicted = self.held_out
         return _r2(predicted, self.runs.loss[picks], self.runs.loss)
 
     @property
     def held_out_mre(self) -> float:
-        picks, predicted = self._held_out
+        picks, predicted = self.held_out
         return float(np.mean(np.abs(predicted / self.runs.loss[picks] - 1)))
 
     @property
-    def _held_out(self) -> tuple[NDArray[np.int64], Floats]:
+    def held_out(self) -> tuple[NDArray[np.int64], Floats]:
+        """Runs that were held out in any round, and what was predicted of them."""
         if not self.rounds:
             return np.zeros(0, np.int64), np.zeros(0)
         return np.concatenate([each.picks for each in self.rounds]), np.concatenate([r.predicted for r in self.rounds])
@@ -173,7 +186,12 @@ class Fit:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        return {name: self.interval(partial(_coefficient, name)) for name in self.law.coefficients}
+        """Of the coefficients; not numbers for those that are not decided."""
+        no_one = float("nan"), float("nan")
+        return {
+            name: no_one if {*name.split("/")} & {*self.undecided} else self.interval(partial(_coefficient, name))
+            for name in self.law.coefficients
+        }
 
 
 def interval(
@@ -187,6 +205,8 @@ def interval(
     if len(laws) < 2:
         return float("nan"), float("nan")
     logs = np.log([quantity(each) for each in laws])
+    if not np.isfinite(logs).all():  # a law among them has no such quantity
+        return float("nan"), float("nan")
     with np.errstate(over="ignore"):
         reach = float(logs.std(ddof=1) * t.ppf((1 + level) / 2, len(logs) - 1))
         centre = float(np.log(quantity(law)))
@@ -201,19 +221,14 @@ def fit(form: Form, runs: Runs, *, rounds: int = ROUNDS, huber: float = HUBER, h
     why_not = runs.spread_problem()
     if why_not:
         raise UserError(f"{why_not}.")
-    if not 0 < huber < float("inf"):
-        raise UserError(f"huber must be positive and finite, got {huber!r}.")
+    if not 0 < huber <= 1:
+        raise UserError(f"huber is a share of the loss, above 0 and at most 1, got {huber!r}.")
     problem = Problem(form, runs, huber)
     cost, theta = min((problem.descend(start) for start in problem.starts()[:_STARTS]), key=itemgetter(0))
     theta = min((cost, theta), problem.hop(theta, hops, seed), key=itemgetter(0))[1]
-    at_bound = [
-        name
-        for name, value, (low, high) in zip("EABab", theta, problem.bounds)
-        if min(value - low, high - value) < _NEAR
-    ]
     law = Law.at(form, theta, problem.means)
     again = [_round(form, runs, huber, law, seed, number) for number in range(rounds)]
-    return Fit(law, runs, tuple(at_bound), tuple(again))
+    return Fit(law, runs, problem.at_bound(theta), tuple(again))
 
 
 def _coefficient(name: str, law: Law) -> float:
@@ -240,13 +255,13 @@ def _round(form: Form, runs: Runs, huber: float, law: Law, seed: int, number: in
     theta = min((cost, theta), problem.hop(theta, _HOPS_AGAIN, number), key=itemgetter(0))[1]
     found = Law.at(form, theta, problem.means)
     picks = np.flatnonzero(np.isin(cells, held_out))
-    return Round(found, picks, found.loss(*(column[picks] for column in runs.columns)))
+    return Round(found, problem.at_bound(theta), picks, found.loss(*(column[picks] for column in runs.columns)))
 
 
 def _r2(predicted: Floats, loss: Floats, all_losses: Floats) -> float:
     if not len(loss):
         return float("nan")
-    return 1 - float(np.square(predicted - loss).mean() / all_losses.var())
+    return 1 - float(np.square(predicted - loss).mean() / all_losses.var()) if all_losses.var() else float("nan")
 
 
 @dataclass(frozen=True)
@@ -262,8 +277,8 @@ class Comparison:
 
     @property
     def is_clear(self) -> bool:
-        """Beyond a one-sided chance of 5 %."""
-        return self.difference > self.error * t.ppf(0.95, len(self.better.rounds) - 1)
+        """Beyond a chance of 5 %, whichever is the better one."""
+        return bool(0 < self.error * t.ppf(0.975, len(self.better.rounds) - 1) < self.difference)
 
 
 def compare(one: Fit, other: Fit) -> Comparison:

@@ -68,7 +68,10 @@ def budgets_between(low: float, high: float, count: int) -> list[float]:
         raise UserError(
             f"budgets need a low and a higher end and at least 2 of them, got {low:g} to {high:g} and {count}."
         )
-    return [float(f"{budget:.4g}") for budget in np.geomspace(low, high, count)]  # as they are named
+    found = [float(f"{budget:.4g}") for budget in np.geomspace(low, high, count)]  # as they are named
+    if len(set(found)) < count:
+        raise UserError(f"{count} budgets from {low:g} to {high:g} are not all different: take fewer of them.")
+    return found
 
 
 def isoflop_grid(
@@ -99,14 +102,21 @@ def _spread(cells: list[Cell], count: int | None) -> list[Cell]:
     """So many, as evenly in the logarithm of N as they come."""
     if count is None or len(cells) <= count:
         return cells
+    if count == 1:
+        return [cells[len(cells) // 2]]
     logs = np.log([cell.N for cell in cells])
     picks = {int(np.abs(logs - wanted).argmin()) for wanted in np.linspace(logs.min(), logs.max(), count)}
     return [cells[pick] for pick in sorted(picks)]
 
 
+def flops_per_token(member: RunConfig, vocabulary: Vocabulary, lengths: Lengths) -> float:
+    """Of training, with the whole head, and twice where a step sees every token in two views."""
+    return flops(member.model, vocabulary, lengths.context).training * (2 if member.antimask else 1)
+
+
 def cell_of(member: RunConfig, vocabulary: Vocabulary, lengths: Lengths, budget: float) -> Cell | None:
     """A member trained for a budget; none if that is not even a step."""
-    per_token = flops(member.model, vocabulary, lengths.context).training * (2 if member.antimask else 1)
+    per_token = flops_per_token(member, vocabulary, lengths)
     sequences = budget / per_token / lengths.mean
     batch = batch_for(member, sequences)
     steps = round(sequences / batch)

@@ -40,6 +40,10 @@ class Form:
     """log (L - E) at centred logarithms of the columns, and its derivatives after log X, log Y, log a, log b."""
     is_joint: bool = False
 
+    def shape(self, a: float, b: float) -> tuple[float, float, float]:
+        """p, q and r of L = E + (A N^-p + B D^-q)^r, which all forms are."""
+        return (a / b, 1.0, b) if self.is_joint else (a, b, 1.0)
+
     def log_loss(self, theta: Theta, x: Floats, z: Floats) -> tuple[Floats, Floats]:
         """log L, and a row of derivatives after theta for each run."""
         excess, slopes = self.excess(theta, x, z)
@@ -102,7 +106,7 @@ class Law:
         log_e, log_x, log_y, log_a, log_b = (float(value) for value in theta)
         a, b = float(np.exp(log_a)), float(np.exp(log_b))
         x, z = (mean - np.log(form.unit) for mean in means)
-        power = b if form.is_joint else 1.0
+        power = form.shape(a, b)[2]
         return cls(
             form,
             E=float(np.exp(log_e)),
@@ -115,8 +119,12 @@ class Law:
     @classmethod
     def raw(cls, form: Form, *, E: float, A: float, B: float, a: float, b: float) -> "Law":
         """With A and B for columns that are counted one by one."""
-        powers = (a / b, 1.0) if form.is_joint else (a, b)
-        return cls(form, E, A * form.unit ** -powers[0], B * form.unit ** -powers[1], a, b)
+        p, q, _ = form.shape(a, b)
+        return cls(form, E, A * form.unit**-p, B * form.unit**-q, a, b)
+
+    @property
+    def shape(self) -> tuple[float, float, float]:
+        return self.form.shape(self.a, self.b)
 
     def loss(self, first: ArrayLike, second: ArrayLike) -> Floats:
         """Of runs with these columns, counted one by one."""
@@ -125,10 +133,14 @@ class Law:
     def excess(self, first: ArrayLike, second: ArrayLike) -> Floats:
         """L - E."""
         log_n, log_d = (np.log(np.asarray(column, float) / self.form.unit) for column in (first, second))
-        log_a, log_b = np.log(self.A), np.log(self.B)
-        if self.form.is_joint:  # in logarithms, for a / b may be in the hundreds
-            return np.exp(self.b * np.logaddexp(log_a - self.a / self.b * log_n, log_b - log_d))
-        return np.exp(log_a - self.a * log_n) + np.exp(log_b - self.b * log_d)
+        p, q, r = self.shape  # in logarithms, for p may be in the hundreds
+        return np.exp(r * np.logaddexp(np.log(self.A) - p * log_n, np.log(self.B) - q * log_d))
+
+    @property
+    def one_by_one(self) -> tuple[float, float]:
+        """A and B for columns that are counted one by one."""
+        p, q, _ = self.shape
+        return self.A * self.form.unit**p, self.B * self.form.unit**q
 
     @property
     def coefficients(self) -> dict[str, float]:
@@ -154,8 +166,6 @@ class Law:
         return cls(form, **values)
 
     def __str__(self) -> str:
-        names = self.form.columns
-        first, second = f"{self.A:.4g} {names[0]}", f"{self.B:.4g}"
-        if self.form.is_joint:
-            return f"{self.E:.4g} + ({first}^-{self.a / self.b:.4g} + {second} / {names[1]})^{self.b:.4g}"
-        return f"{self.E:.4g} + {first}^-{self.a:.4g} + {second} {names[1]}^-{self.b:.4g}"
+        (first, second), (p, q, r) = self.form.columns, self.shape
+        inner = f"{self.A:.4g} {first}^-{p:.4g} + {self.B:.4g} {second}^-{q:.4g}"
+        return f"{self.E:.4g} + " + (inner if r == 1 else f"({inner})^{r:.4g}")

@@ -104,9 +104,9 @@ class Frontier:
 
     @classmethod
     def of(cls, law: Law) -> "Frontier":
-        ratio, p = law.b * law.B / (law.a * law.A), law.a / law.b
-        power = 1.0 if law.form.is_joint else 1 / law.b
-        return cls(float(ratio**power * law.form.unit ** (1 - p)), p, power)
+        p, q, _ = law.shape
+        log = (np.log(q * law.B) - np.log(p * law.A)) / q + (1 - p / q) * np.log(law.form.unit)
+        return cls(float(np.exp(log)), p / q, 1 / q)
 
     @property
     def tau(self) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from triptych.data.shards import write_atomically
 from triptych.errors import DataError, UserError
 from triptych.scaling.grid import Cell
+from triptych.train.begin import need_data
 from triptych.train.config import RunConfig, assignments
 from triptych.train.log import read_records
 from triptych.train.validate import Estimate, overall
@@ -66,19 +67,33 @@ def read_grid(folder: Path) -> list[Planned]:
         raise UserError(f"{folder} holds no grid. Plan one with: triptych plan grid RECIPE --out {folder}")
     try:
         content = json.loads(path.read_text())
-        return [Planned(**{**run, "changes": tuple(run["changes"])}) for run in content["runs"]]
+        found = [Planned(**{**run, "changes": tuple(run["changes"])}) for run in content["runs"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is not a grid that `triptych plan grid` wrote ({error}).") from error
+    if not found:
+        raise DataError(f"{path} holds no runs.")
+    return found
+
+
+def check_run(config: RunConfig) -> None:
+    """A grid is measured on held-out data, and both must be there before anything is trained."""
+    need_data(config)
+    if not config.validation_data:
+        raise UserError("the runs of a grid are compared on held-out data: add validation_data=FOLDER,FOLDER.")
 
 
 def result(folder: Path, run: Planned) -> dict[str, Any]:
-    """The final losses of a run that has had all its steps."""
+    """What a run came to that has had all its steps: tokens as they were, and final losses."""
     path = folder / "runs" / run.name / "records.jsonl"
-    events = [event for event in read_records(path) if event["kind"] == "validation"] if path.exists() else []
-    if not events or events[-1]["step"] != run.num_steps:
-        raise UserError(
-            f"{path} has no validation after step {run.num_steps}: a grid is measured on held-out data, so its recipe "
-            "needs validation_data=FOLDER,.."
-        )
-    estimates = {name: Estimate(**values) for name, values in events[-1]["nelbo"].items()}
-    return {"loss": overall(estimates), "held_out": {name: each.nats_per_token for name, each in estimates.items()}}
+    events = read_records(path)
+    tokens = sum(event["tokens"] for event in events if event["kind"] == "step")
+    last = [event for event in events if event["kind"] == "validation" and event["step"] == run.num_steps]
+    if not last:
+        raise DataError(f"{path} has no validation after step {run.num_steps}.")
+    estimates = {name: Estimate(**values) for name, values in last[-1]["nelbo"].items()}
+    return {
+        "D": tokens,
+        "C": run.C / run.D * tokens,
+        "loss": overall(estimates),
+        "held_out": {name: each.nats_per_token for name, each in estimates.items()},
+    }

@@ -20,17 +20,10 @@ def coefficients_line(fit: Fit) -> str:
     form = fit.law.form
     unit = " for N and D in billions" if form.unit != 1 else ""
     values = ", ".join(
-        f"{name} {value:.4g} ({low:.4g} to {high:.4g})"
+        f"{name} {value:.4g} " + (f"({low:.4g} to {high:.4g})" if low == low else "(not decided by the runs)")
         for (name, value), (low, high) in zip(fit.law.coefficients.items(), fit.intervals.values())
     )
-    return f"{form.name} law L = {form.formula}{unit}: {values}, {LEVEL:.0%} intervals{bounds_note(fit)}"
-
-
-def bounds_note(fit: Fit) -> str:
-    if not fit.at_bound:
-        return ""
-    verb = "is" if len(fit.at_bound) == 1 else "are"
-    return f"; {' and '.join(fit.at_bound)} ended at a bound and {verb} not decided by the runs"
+    return f"{form.name} law L = {form.formula}{unit}: {values}, {LEVEL:.0%} intervals"
 
 
 def errors_line(fit: Fit) -> str:
@@ -68,12 +61,19 @@ class Best:
         return values | {"loss": self.loss, "intervals": {name: _finite(ends) for name, ends in self.intervals.items()}}
 
 
-def best_for(law: Law, laws: Sequence[Law], budget: float, per_token: FlopsPerToken) -> Best:
+def best_for(law: Law, laws: Sequence[Law], budget: float, per_token: FlopsPerToken) -> Best | None:
+    """None if no size is best by the law: it falls, or rises, with N for ever."""
+
     def quantity(name: str, each: Law) -> float:
-        found = line_search(each, budget, per_token)
+        try:
+            found = line_search(each, budget, per_token)
+        except UserError:
+            return float("nan")
         return {"N": found.N, "D": found.D, "loss": float(each.loss(found.N, found.D))}[name]
 
     values = {name: quantity(name, law) for name in ("N", "D", "loss")}
+    if not np.isfinite(values["N"]):
+        return None
     ends = {name: interval(law, laws, partial(quantity, name)) for name in values}
     return Best(budget, intervals=ends, **values)
 
@@ -81,10 +81,20 @@ def best_for(law: Law, laws: Sequence[Law], budget: float, per_token: FlopsPerTo
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def as_json(fits: Sequence[Fit], chosen: Fit, per_token: FlopsPerToken | None, best: Sequence[Best]) -> dict[str, Any]:
+def as_json(
+    fits: Sequence[Fit],
+    comparison: Comparison | None,
+    chosen: Fit,
+    per_token: FlopsPerToken | None,
+    best: Sequence[Best],
+) -> dict[str, Any]:
+    compared = None
+    if comparison is not None:
+        compared = {"difference": comparison.difference, "error": comparison.error, "is_clear": comparison.is_clear}
     return {
         "runs": len(chosen.runs),
         "chosen": chosen.law.form.name,
+        "comparison": compared,
         "fits": {each.law.form.name: _fit_json(each) for each in fits},
         "flops_per_token": None if per_token is None else per_token.as_json,
         "best": [each.as_json for each in best],
@@ -96,8 +106,8 @@ def _fit_json(fit: Fit) -> dict[str, Any]:
         "law": fit.law.as_json,
         "intervals": {name: _finite(ends) for name, ends in fit.intervals.items()},
         "level": LEVEL,
-        "at_bound": list(fit.at_bound),
-        "fitted": {"r2": fit.r2, "mre": fit.mre},
+        "undecided": list(fit.undecided),
+        "fitted": {"r2": _number(fit.r2), "mre": fit.mre},
         "held_out": {"r2": _number(fit.held_out_r2), "mre": _number(fit.held_out_mre)},
         "rounds": [law.as_json for law in fit.laws],
     }
@@ -112,7 +122,7 @@ def _number(value: float) -> float | None:
 
 
 def read_fit(path: Path) -> tuple[Law, list[Law]]:
-    """The law that was chosen, and those of its rounds, from what `triptych fit --json` has printed."""
+    """The law of N and D that was chosen, and those of its rounds, from what `triptych fit --json` has printed."""
     if not path.is_file():
         raise UserError(f"there is no file {path}. Make it with: triptych fit RUNS --json > {path}")
     try:
@@ -121,4 +131,7 @@ def read_fit(path: Path) -> tuple[Law, list[Law]]:
         law, laws = found["law"], list(found["rounds"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is not what `triptych fit RUNS --json` prints ({error!r}).") from error
-    return Law.from_json(law), [Law.from_json(each) for each in laws]
+    found_law = Law.from_json(law)
+    if found_law.form.columns != ("N", "D"):
+        raise DataError(f"{path} holds a law of {' and '.join(found_law.form.columns)}; expected one of N and D.")
+    return found_law, [Law.from_json(each) for each in laws]

@@ -28,6 +28,11 @@ LEAST_RUNS, LEAST_RESAMPLED = 10, 5
 _LEAST_DIFFERENT = 3
 _LEAST_COUNT = 1000  # nobody trains fewer parameters, or on fewer tokens: smaller numbers are of another unit
 _ONE_LINE = 0.999
+_SAME_TOKENS = 0.03
+_LEAST_PER_6ND, _MOST_PER_6ND = (
+    0.2,
+    1e4,
+)  # FLOPs: a little less where little is predicted, far more where heads are large
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,15 @@ class Runs:
 
     @property
     def cells(self) -> NDArray[np.int64]:
-        """The same number for runs that differ in their seed alone."""
-        return np.unique(np.stack(self.columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
+        """The same number for runs that differ in their seed alone: other sequences have a few tokens more or less."""
+        first, second = self.columns
+        found, count = np.zeros(len(self), np.int64), -1
+        began: tuple[float, float] | None = None
+        for run in np.lexsort((second, first)):
+            if began is None or first[run] != began[0] or second[run] > began[1] * (1 + _SAME_TOKENS):
+                began, count = (first[run], second[run]), count + 1
+            found[run] = count
+        return found
 
     def spread_problem(self, least: int = LEAST_RUNS) -> str | None:
         """Why the runs are too few or too much alike for a law of five coefficients, if they are."""
@@ -112,7 +124,7 @@ def read_runs(
         taken.append((place, values))
     _check_keys(path, where, rows)
     losses = [np.nan_to_num(values["loss"], nan=np.inf) for _, values in taken]
-    worst = set(np.argsort(losses, kind="stable")[len(losses) - drop_worst :].tolist())
+    worst = set(np.argsort(losses, kind="stable")[max(0, len(losses) - drop_worst) :].tolist())
     kept = [row for number, row in enumerate(taken) if number not in worst]
     return _checked(names, kept, str(path), skip_diverged)
 
@@ -129,8 +141,14 @@ def _rows(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}).") from error
-    if path.suffix in (".csv", ".tsv"):
-        rows = list(csv.DictReader(io.StringIO(text), delimiter="\t" if path.suffix == ".tsv" else ","))
+    kind = path.suffix.lower()
+    if kind in (".csv", ".tsv"):
+        head = text.partition("\n")[0]
+        delimiter = "\t" if kind == ".tsv" else ";" if ";" in head and "," not in head else ","
+        try:
+            rows = list(csv.DictReader(io.StringIO(text), delimiter=delimiter))
+        except csv.Error as error:
+            raise DataError(f"{path} is not a table ({error}).") from error
         for number, row in enumerate(rows, 1):
             if None in row:
                 raise DataError(f"{path}, row {number} has more cells than the header has names.")
@@ -138,12 +156,15 @@ def _rows(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
             [f"row {number}" for number in range(1, len(rows) + 1)],
             [{name.strip(): value for name, value in row.items()} for row in rows],
         )
-    if path.suffix == ".json":
+    if kind == ".json":
         content = _json(text, f"{path}")
         if not isinstance(content, list):
             raise DataError(f"{path} must hold a list of runs, got {type(content).__name__}.")
         found = [(f"run {number}", row) for number, row in enumerate(content, 1)]
-    elif path.suffix == ".jsonl":
+    elif kind == ".jsonl":
+        whole, _, rest = text.rpartition("\n")
+        if whole and rest and not _is_json(rest):  # half a line of someone who was stopped
+            text = whole
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         found = [(f"line {number}", _json(line, f"{path}, line {number}")) for number, line in lines]
     else:
@@ -159,6 +180,14 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise DataError(f"{where} is not JSON ({error}).") from error
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _choose_columns(
@@ -190,7 +219,7 @@ def _number(value: Any, where: str) -> float:
         return float("nan")
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"{where} must be a number, got {value!r:.40}.") from None
 
 
@@ -220,8 +249,8 @@ def _checked(
             )
         for name in names:
             _check_count(name, row[name], f"{source}, {place}")
-        if "C" in row and not 0 < row["C"] < float("inf"):
-            raise DataError(f"{source}, {place}: C must be the run's FLOPs, got {row['C']:g}.")
+        if "C" in row:
+            _check_flops(row, f"{source}, {place}")
         same = (row[names[0]], row[names[1]], row["loss"])
         if seen.setdefault(same, place) != place:
             raise DataError(
@@ -237,6 +266,14 @@ def _checked(
     if problem:
         raise DataError(f"{source}: {problem}.")
     return runs
+
+
+def _check_flops(row: Mapping[str, float], where: str) -> None:
+    plain = 6 * row["N"] * row["D"] if "N" in row else row["C"]
+    if not _LEAST_PER_6ND * plain <= row["C"] <= _MOST_PER_6ND * plain:
+        raise DataError(
+            f"{where}: C is {row['C']:g}, and 6 N D is {plain:g}: it must be the FLOPs of the whole run, one by one."
+        )
 
 
 def _check_count(name: str, value: float, where: str) -> None:

@@ -24,9 +24,9 @@ from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
 from triptych.scaling.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
 from triptych.studies.base import Records, Study, grid
 from triptych.studies.brief import train_briefly
-from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
+from triptych.trials import Trial
 
 WAYS = ("none", "no decay", "sde")
 DELTAS = (0.01, 0.1)  # how far exp(loss) may rise; the second is what seeds let one see, and what spreads are taken to

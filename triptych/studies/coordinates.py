@@ -25,11 +25,11 @@ from triptych.figure import pyplot, save
 from triptych.model.transformer import Transformer
 from triptych.recipes.family import BASE_LAYERS, BASE_WIDTH, member
 from triptych.studies.base import Records, Study, grid
-from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
 from triptych.train.ranks import Ranks
 from triptych.train.step import build_model, build_optimizer, micro_inputs, train_step
+from triptych.trials import Trial
 from triptych.vocab import Modality
 
 CPU = torch.device("cpu")

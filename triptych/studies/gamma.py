@@ -22,9 +22,9 @@ from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
 from triptych.scaling.drift_horizon import DriftHorizon, direct_gamma, direct_interval, fit_drift_horizon
 from triptych.studies.base import Records, Study, grid
 from triptych.studies.brief import train_briefly
-from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
+from triptych.trials import Trial
 
 _DESCRIBES = 0.05  # the largest mean relative error on held-out runs of a law that says something about them
 

@@ -13,9 +13,9 @@ from triptych.figure import pyplot, save
 from triptych.recipes.family import BASE_LAYERS, BASE_WIDTH, TUNED, member
 from triptych.studies.base import Records, Study, grid
 from triptych.studies.brief import train_briefly
-from triptych.studies.trials import Trial
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
+from triptych.trials import Trial
 
 RULES = ("standard", "completed_p")
 RATES = [2.0**exponent * TUNED.lr for exponent in range(-4, 4)]

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from triptych import trials
 from triptych.arguments import positive, whole_number
 from triptych.errors import UserError
 from triptych.figure import pyplot, save
 from triptych.model.transformer import Transformer, tagged_parameters
 from triptych.recipes.family import member
-from triptych.studies import trials
 from triptych.studies.base import Records, Study
 from triptych.studies.brief import train_briefly
 from triptych.studies.search_modules import (

@@ -25,10 +25,10 @@ from triptych.scaling.report import coefficients_line, comparison_line, errors_l
 from triptych.scaling.runs import Runs, runs_of
 from triptych.studies.base import Records, Study
 from triptych.studies.brief import train_briefly
-from triptych.studies.trials import Trial, run_trials
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig
 from triptych.train.lengths import gather
+from triptych.trials import Trial, run_trials
 
 _WIDTHS = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160]
 _MODALITIES = ("text", "image", "audio")

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from triptych import trials
 from triptych.arguments import two_numbers, whole_number
 from triptych.data.shards import write_atomically
 from triptych.errors import UserError
 from triptych.recipes.family import member
-from triptych.studies import landscape, trials
+from triptych.studies import landscape
 from triptych.studies.base import Records, Study
 from triptych.studies.brief import train_briefly
 from triptych.studies.search_global import NAMES, Ranges, Search, random_search, records_of, retest, tuned

@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import IO, Any
 
 from triptych.errors import UserError
 from triptych.train.config import GuardConfig
 
+_ECHO_SECONDS = 0.5
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -26,10 +28,15 @@ class StoppedAtOnce(KeyboardInterrupt):
 
 
 class Signals:
-    """Notes SIGINT, SIGTERM, SIGUSR1 and SIGHUP so that the step in progress can end; a second one stops at once."""
+    """Notes SIGINT, SIGTERM, SIGUSR1 and SIGHUP so that the step in progress can end; a second one stops at once.
+
+    An echo of the first is not a second one: a scheduler signals all processes of a job, and whoever started this one
+    passes on what it got.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._when = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
@@ -47,9 +54,10 @@ class Signals:
         return [self.received == number for number in STOPS]
 
     def _note(self, number: int, _: Any) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received, self._when = number, time.monotonic()
+        elif number != self.received or time.monotonic() - self._when > _ECHO_SECONDS:
             raise StoppedAtOnce(number)
-        self.received = number
 
 
 class FolderLock:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from triptych.errors import UserError
 
 _GRACE = 600  # seconds that ranks have to save after a signal, before they are killed
-_FINAL = (0, 2, 3, 4, 75, 130)  # exit codes after which to begin again would change nothing, or was not asked for
+_FINAL = (0, 2, 3, 4, 5, 75, 130)  # exit codes after which to begin again would change nothing, or was not asked for
 
 
 def launch(

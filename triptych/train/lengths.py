@@ -22,6 +22,11 @@ from triptych.vocab import Modality, Task, Vocabulary
 
 _LEAST_BATCHES, _LEAST_SEQUENCES = 4, 1024  # as many as it takes for both
 Origin = Literal["measured", "paper", "unknown"]
+ORIGINS: dict[Origin, str] = {
+    "measured": "measured on the data",
+    "paper": "estimated from the paper's totals",
+    "unknown": "unknown without the data: every sequence counts as the longest",
+}
 
 # The paper's 3B run: 1M steps of 3,072 rows of 3,256, a third of them text without padding, 6.4T tokens in all.
 _PAPER_SEQUENCES, _PAPER_SEQ_LEN, _PAPER_TOKENS = 3.072e9, 3256, 6.4e12

@@ -44,7 +44,7 @@ class Stopped(Exception):
 class Diverged(UserError):
     """The run cannot go on: its numbers are no longer finite."""
 
-    exit_code = 1
+    exit_code = 5
 
 
 def train(

@@ -8,6 +8,7 @@ from typing import Any
 from triptych.arguments import positive
 from triptych.errors import UserError
 from triptych.verbs.base import Verb, short
+from triptych.verbs.scaling import interval_text, recipe_and_changes
 
 
 def _describe_plan(parser: argparse.ArgumentParser) -> None:
@@ -170,11 +171,6 @@ def _print(facts: dict[str, Any], lines: list[Any]) -> None:
             print(f"  {', '.join(roles)}:\n      {made}")
 
 
-_ORIGINS = {
-    "measured": "measured on the data",
-    "paper": "estimated from the paper's totals",
-    "unknown": "unknown without the data: every sequence counts as the longest",
-}
 _ITEMS = {
     "weights": "weights",
     "gradients": "gradients",
@@ -188,6 +184,7 @@ _ITEMS = {
 
 def _print_estimate(found: Any) -> None:
     from triptych.plan import optimal_tokens, warnings
+    from triptych.train.lengths import ORIGINS
 
     config, machine, dealt, memory = found.config, found.machine, found.dealt, found.memory
     kind, unit, host = ("GPU", "bfloat16", "host") if machine.is_gpu else ("rank", "float32", "rank")
@@ -203,7 +200,7 @@ def _print_estimate(found: Any) -> None:
     tell(
         "tokens",
         f"{short(found.tokens)} in {short(found.positions)} positions and {config.num_steps:,} steps",
-        f"{1 - found.tokens / found.positions:.1%} is padding, {_ORIGINS[found.batches.origin]}",
+        f"{1 - found.tokens / found.positions:.1%} is padding, {ORIGINS[found.batches.origin]}",
     )
     tell(
         "compute-optimal",
@@ -262,54 +259,71 @@ def _run_budget(args: argparse.Namespace) -> None:
     from triptych.plan import KAPPA_1_PERCENT, KAPPA_10_PERCENT
     from triptych.recipes import recipe
     from triptych.scaling.family import family_for
-    from triptych.scaling.optimal import FlopsPerToken
+    from triptych.scaling.optimal import Frontier
     from triptych.scaling.published import PUBLISHED
     from triptych.scaling.report import best_for, read_fit
     from triptych.train.config import assignments
 
     if any(getattr(args, name) is not None for name in ("gpus", "gpu", "mfu", "price_per_hour")) or args.rehearse:
         raise UserError("--budget goes without --gpus and its options: plan the recipe that comes out with them.")
-    family = family_for(args.recipe or "aspect_8", args.changes)
-    per_token = FlopsPerToken.through(family.sizes, family.per_token)
-    rows = []
+    family = family_for(*recipe_and_changes(args))
+    rows: list[tuple[str, Frontier, dict[str, tuple[float, float]], str]] = []
     if args.law is not None:
-        best = best_for(*read_fit(args.law), args.budget, per_token)
-        rows.append((str(args.law), best.N, best.D, dict(best.intervals)))
-    for name, law in PUBLISHED.items():
-        found = law.frontier.optimum(args.budget, per_token)
-        rows.append((name, found.N, found.D, {}))
+        law, laws = read_fit(args.law)
+        best = best_for(law, laws, args.budget, family.smooth)
+        if best is None:
+            raise UserError(f"no size is best for {args.budget:g} FLOPs by the law in {args.law}.")
+        rows.append((str(args.law), Frontier.of(law), dict(best.intervals), ""))
+    for name, published in PUBLISHED.items():
+        size = published.frontier.optimum(args.budget, family.smooth).N
+        is_near = published.sizes[0] / 10 <= size <= published.sizes[1] * 10
+        low, high = (short(each) for each in published.sizes)
+        rows.append((name, published.frontier, {}, "" if is_near else f"far from its runs, {low} to {high}"))
     advice: list[dict[str, Any]] = []
-    for name, size, tokens, ends in rows:
-        chosen, cell = family.nearest(size, args.budget)
-        command = shlex.join(["triptych", "train", chosen, *assignments(recipe(chosen), cell.config)])
-        advice.append({"law": name, "N": size, "D": tokens, "intervals": ends, "model": cell, "command": command})
+    for name, frontier, ends, note in rows:
+        best_size, chosen = frontier.optimum(args.budget, family.smooth), family.best(frontier, args.budget)
+        command = None
+        if chosen is not None:
+            wanted = [] if chosen[1].config.data else ["data=FOLDER,..", "validation_data=FOLDER,.."]
+            changes = assignments(recipe(chosen[0]), chosen[1].config)
+            command = shlex.join(["triptych", "train", chosen[0], *changes, *wanted])
+        cell = None if chosen is None else chosen[1]
+        row = {"law": name, "N": best_size.N, "D": best_size.D, "intervals": ends, "note": note}
+        advice.append({**row, "model": cell, "command": command})
     if args.json:
         print(json.dumps({"budget": args.budget, "advice": [_advice_json(each) for each in advice]}, indent=2))
         return
     print(f"{args.budget:g} FLOPs, {family}")
     print(f"  {'by':24} {'N':>7}  {'D':>7}  {'D/N':>6}   {'nearest model':>13} {'N':>7}  {'D':>7}  {'batch':>6}  steps")
     for each in advice:
-        cell, model = each["model"], each["model"].config.model
-        print(
-            f"  {each['law']:24} {short(each['N']):>7}  {short(each['D']):>7}  {each['D'] / each['N']:6.3g}   "
-            f"{f'{model.num_layers} x {model.width}':>13} {short(cell.N):>7}  {short(cell.D):>7}  "
-            f"{cell.config.loader.global_batch:6,}  {cell.config.num_steps:,}"
-        )
+        cell, model = each["model"], "none of the family"
+        if cell is not None:
+            shape = f"{cell.config.model.num_layers} x {cell.config.model.width}"
+            batch, steps = cell.config.loader.global_batch, cell.config.num_steps
+            model = f"{shape:>13} {short(cell.N):>7}  {short(cell.D):>7}  {batch:6,}  {steps:,}"
+        note = f"   ({each['note']})" if each["note"] else ""
+        sizes = f"{short(each['N']):>7}  {short(each['D']):>7}  {each['D'] / each['N']:6.3g}"
+        print(f"  {each['law']:24} {sizes}   {model}{note}")
         if each["intervals"]:
-            reach = [f"{name} {short(low)} to {short(high)}" for name, (low, high) in each["intervals"].items()]
+            reach = [f"{name} {interval_text(*ends)}" for name, ends in each["intervals"].items()]
             print(f"  {'':24} 90% intervals: {', '.join(reach)}")
     print(
-        f"\nkappa is 1 in these batches. Up to {KAPPA_1_PERCENT:g} x as large, exp(loss) rises by at most 1 %, up to "
-        f"{KAPPA_10_PERCENT:g} x by 10 % (studies/batch-size)."
+        f"\nN is without embeddings (Chinchilla counts them). kappa is 1 in these batches; up to {KAPPA_1_PERCENT:g} x "
+        f"as large, exp(loss) rises by at most 1 %, up to {KAPPA_10_PERCENT:g} x by 10 % (studies/batch-size)."
     )
-    print(f"the model of the first line: {advice[0]['command']}")
+    first = next((each["command"] for each in advice if each["command"]), None)
+    if first is not None:
+        print(f"the first of these models: {first}")
 
 
 def _advice_json(advice: dict[str, Any]) -> dict[str, Any]:
-    cell = advice["model"]
-    model = {"num_layers": cell.config.model.num_layers, "width": cell.config.model.width, "N": cell.N, "D": cell.D}
-    run = {"batch": cell.config.loader.global_batch, "num_steps": cell.config.num_steps, "flops": cell.C}
-    return {**advice, "model": model | run}
+    cell, model = advice["model"], None
+    if cell is not None:
+        shape = {"num_layers": cell.config.model.num_layers, "width": cell.config.model.width}
+        run = {"batch": cell.config.loader.global_batch, "num_steps": cell.config.num_steps}
+        model = {**shape, "N": cell.N, "D": cell.D, **run, "flops": cell.C}
+    ends = {name: [end if end == end else None for end in each] for name, each in advice["intervals"].items()}
+    return {**advice, "model": model, "intervals": ends}
 
 
 VERBS = {"plan": Verb("what a recipe comes to: sizes and every weight's hyperparameters", _describe_plan, _run_plan)}

@@ -56,14 +56,19 @@ def _run_fit(args: argparse.Namespace) -> None:
 
     import numpy as np
 
+    from triptych.scaling.figures import draw_fit
     from triptych.scaling.fit import compare, fit
     from triptych.scaling.law import ADDITIVE, JOINT, NOISE, form_named
     from triptych.scaling.optimal import SIX_N, FlopsPerToken
-    from triptych.scaling.report import as_json, best_for, comparison_line
+    from triptych.scaling.report import Best, as_json, best_for, comparison_line
     from triptych.scaling.runs import read_runs
 
-    if args.figure and args.figure.suffix not in (".png", ".pdf", ".svg"):
-        raise UserError(f"--figure must end in .png, .pdf or .svg, got {args.figure}.")
+    if args.figure and (args.figure.suffix not in (".png", ".pdf", ".svg") or not args.figure.parent.is_dir()):
+        raise UserError(f"--figure must be a .png, .pdf or .svg in a folder that is there, got {args.figure}.")
+    if args.seed < 0:
+        raise UserError(f"--seed must not be negative, got {args.seed}.")
+    if args.law == "noise" and args.budget:
+        raise UserError("--budget needs a law of N and D: the one of noise says nothing of it.")
     if args.rounds < 2:
         raise UserError(f"--rounds must be at least 2, got {args.rounds}: intervals are made of them.")
     forms = [JOINT, ADDITIVE] if args.law == "best" else [form_named(args.law)]
@@ -79,19 +84,19 @@ def _run_fit(args: argparse.Namespace) -> None:
     fits = [fit(form, runs, rounds=args.rounds, huber=args.huber, seed=args.seed) for form in forms]
     comparison = compare(*fits) if len(fits) == 2 else None
     chosen = comparison.better if comparison else fits[0]
-    per_token, best = None, []
+    per_token, most = None, 0.0
+    best: list[Best] = []
+    budgets: list[float] = []
     if chosen.law.form is not NOISE:
         sizes, tokens = runs.columns
         per_token = SIX_N if runs.flops is None else FlopsPerToken.through(sizes, runs.flops / tokens)
-        compute = per_token(sizes) * tokens
-        budgets = args.budget or [float(f"{compute.max() * factor:.1g}") for factor in (1, 10, 100)]
-        best = [best_for(chosen.law, chosen.laws, budget, per_token) for budget in budgets]
-    if args.figure:
-        from triptych.scaling.figures import draw_fit
-
-        draw_fit(chosen, per_token or SIX_N, args.figure)
+        most = float((per_token(sizes) * tokens).max())
+        budgets = args.budget or [float(f"{most * factor:.1g}") for factor in (1, 10, 100)]
+        best = [each for each in (best_for(chosen.law, chosen.laws, budget, per_token) for budget in budgets) if each]
     if args.json:
-        print(json.dumps(as_json(fits, chosen, per_token, best), indent=2))
+        print(json.dumps(as_json(fits, comparison, chosen, per_token, best), indent=2, allow_nan=False))
+        if args.figure:
+            draw_fit(chosen, per_token or SIX_N, args.figure)
         return
     columns = ", ".join(
         f"{name} {short(np.min(column))} to {short(np.max(column))}" for name, column in zip(names, runs.columns)
@@ -107,8 +112,12 @@ def _run_fit(args: argparse.Namespace) -> None:
         print(comparison_line(comparison))
     _print_law(chosen)
     if per_token is not None:
-        _print_best(best, is_counted=runs.flops is not None, most=float(compute.max()))
+        _print_best(best, is_counted=runs.flops is not None, most=most)
+        for budget in budgets:
+            if all(each.flops != budget for each in best):
+                print(f"  {budget:8.3g}   no size is best by this law")
     if args.figure:
+        draw_fit(chosen, per_token or SIX_N, args.figure)
         print(f"\ndrew {args.figure}", file=sys.stderr)
 
 
@@ -126,19 +135,19 @@ def _pairs(text: str | None) -> dict[str, str]:
 
 def _print_law(fit: Any) -> None:
     from triptych.scaling.fit import LEVEL
-    from triptych.scaling.report import bounds_note
 
     form = fit.law.form
     unit = ", N and D in billions" if form.unit != 1 else ""
     print(f"\n{form.name}: L = {form.formula}{unit}, {LEVEL:.0%} intervals of {len(fit.rounds)} rounds")
     for (name, value), (low, high) in zip(fit.law.coefficients.items(), fit.intervals.values()):
-        print(f"  {name:4} {value:10.4g}   {low:.4g} to {high:.4g}")
+        reach = f"{low:.4g} to {high:.4g}" if low == low else "not decided by these runs"
+        print(f"  {name:4} {value:10.4g}   {reach}")
     if form.unit != 1:
-        powers = (fit.law.a / fit.law.b, 1.0) if form.is_joint else (fit.law.a, fit.law.b)
-        raw = [value * form.unit**power for value, power in zip((fit.law.A, fit.law.B), powers)]
-        print(f"  for N and D one by one, A is {raw[0]:.4g} and B {raw[1]:.4g}")
-    if fit.at_bound:
-        print(f"  note: {bounds_note(fit).removeprefix('; ')}")
+        print("  for N and D one by one, A is {:.4g} and B {:.4g}".format(*fit.law.one_by_one))
+
+
+def interval_text(low: float, high: float) -> str:
+    return f"({short(low)} to {short(high)})" if low == low else "(not decided)"
 
 
 def _print_best(best: list[Any], *, is_counted: bool, most: float) -> None:
@@ -146,7 +155,7 @@ def _print_best(best: list[Any], *, is_counted: bool, most: float) -> None:
     print(f"\nbest for a budget, with {how}:")
     print(f"  {'FLOPs':>8}   {'N':>22}   {'D':>22}   {'D/N':>6}   {'loss':>20}")
     for each in best:
-        ends = {name: f"({short(low)} to {short(high)})" for name, (low, high) in each.intervals.items()}
+        ends = {name: interval_text(low, high) for name, (low, high) in each.intervals.items()}
         far = "" if each.flops <= 10 * most else f"   {each.flops / most:,.0f} x the largest run: far out"
         print(
             f"  {each.flops:8.3g}   {short(each.N):>6} {ends['N']:>15}   {short(each.D):>6} {ends['D']:>15}   "
@@ -171,7 +180,7 @@ examples:
   triptych plan grid family --low 1e11 --high 2e13 --budgets 9 --out runs/grid
   triptych sweep runs/grid                                                  on as many machines as you like
   triptych fit runs/grid/records.jsonl"""
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="aspect_8")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="of the family (default: aspect_8)")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of all runs that are to differ")
     parser.add_argument("--low", type=positive, default=5e18, metavar="FLOPS", help="smallest budget (default: 5e18)")
     parser.add_argument("--high", type=positive, default=1e22, metavar="FLOPS", help="largest (default: 1e22)")
@@ -197,14 +206,15 @@ def _run_grid(args: argparse.Namespace) -> None:
 
     from triptych.recipes import recipe
     from triptych.scaling.family import family_for
-    from triptych.scaling.queue import planned, write_grid
+    from triptych.scaling.queue import check_run, planned, write_grid
 
-    family = family_for(args.recipe, args.changes)
-    cells = _grid_cells(args, family)
     if args.out is None and args.commands:
         raise UserError("--commands needs --out FOLDER: where the runs are to lie.")
+    family = family_for(*recipe_and_changes(args))
+    cells = _grid_cells(args, family)
     runs = [planned(cell, name, recipe(name)) for name, cell in cells]
     if args.out is not None:
+        check_run(cells[0][1].config)
         write_grid(args.out, runs)
     if args.commands:
         for run in runs:
@@ -235,6 +245,13 @@ def _run_grid(args: argparse.Namespace) -> None:
         print(f"{hours['hours']:,.3g} hours of one {args.gpu} at {args.mfu:.0%} of its peak{cost}")
     if args.out is not None:
         print(f"written to {args.out}; begin or join it with: triptych sweep {args.out}")
+
+
+def recipe_and_changes(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """`plan --budget 1e21 antimask=true`: the first word may be a change already."""
+    if args.recipe is None or "=" in args.recipe:
+        return "aspect_8", [*([args.recipe] if args.recipe else []), *args.changes]
+    return args.recipe, args.changes
 
 
 def _ends(values: list[float]) -> str:
@@ -286,42 +303,25 @@ examples:
 
 
 def _run_sweep(args: argparse.Namespace) -> None:
-    import subprocess
+    from functools import partial
 
-    from triptych.scaling.queue import read_grid, result
-    from triptych.studies.trials import Records, Trial, run_trials
+    from triptych.scaling.sweep import sweep
+    from triptych.trials import Records
 
-    runs = {run.key: run for run in read_grid(args.grid)}
     options = ["--device", args.device, *(["--nproc", str(args.nproc)] if args.nproc is not None else [])]
-
-    def train(trial: Trial) -> dict[str, Any]:
-        run = runs[trial.key]
-        log = args.grid / "runs" / f"{run.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{run.key}: {run.num_steps:,} steps, {short(run.D)} tokens; see {log}", flush=True)
-        with open(log, "ab") as file:
-            command = [sys.executable, "-m", "triptych", *run.command(args.grid), *options]
-            code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-        counted = {"N": run.N, "D": run.D, "C": run.C}
-        if code == 0:
-            return {**counted, **result(args.grid, run), "diverged": False}
-        last = (log.read_text(errors="replace").splitlines() or [""])[-1]
-        if code == _DIVERGED and last.startswith("triptych: error:"):
-            return {**counted, "loss": None, "diverged": True, "problem": last}
-        if code in _STOPPED:
-            raise KeyboardInterrupt
-        raise UserError(f"the run {run.key!r} ended with code {code}: {last} (see {log}). Mend it, and run this again.")
-
-    trials = [Trial(run.key, {"budget": run.budget}) for run in runs.values()]
-    done = run_trials(args.grid, trials, train)
-    if done.keys() != runs.keys():
+    found = sweep(args.grid, options, partial(print, flush=True))
+    if found.failed:
+        key, why = next(iter(found.failed.items()))
+        raise UserError(
+            f"{found.num_done} of {found.num_runs} runs are done, {len(found.failed)} ended without a result; "
+            f"{key}: {why}."
+        )
+    if found.num_done < found.num_runs:
         others = "; ".join(Records(args.grid).workers) or "others"
-        print(f"{len(done)} of {len(runs)} are done, the rest is claimed by {others}")
+        print(f"{found.num_done} of {found.num_runs} runs are done, the rest is claimed by {others}")
         return
-    print(f"all {len(runs)} runs are done: triptych fit {args.grid / 'records.jsonl'}")
+    print(f"all {found.num_runs} runs are done: triptych fit {args.grid / 'records.jsonl'}")
 
-
-_DIVERGED, _STOPPED = 1, (75, 130, -2, -15)  # exit codes of `triptych train`
 
 VERBS = {
     "fit": Verb("a scaling law of your runs, with intervals, and what it advises", _describe_fit, _run_fit),

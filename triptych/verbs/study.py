@@ -56,10 +56,10 @@ def _run(name: str, args: argparse.Namespace) -> None:
 
     from triptych.recipes.family import check
     from triptych.studies.base import about, join
-    from triptych.studies.trials import Records
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.train.begin import check_data
     from triptych.train.config import override
+    from triptych.trials import Records
 
     study, is_whole = _study(name), True
     if args.only_draw:

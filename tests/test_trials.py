@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from triptych import trials
 from triptych.errors import DataError
-from triptych.studies import trials
-from triptych.studies.trials import Records, Trial, run_trials
+from triptych.trials import Records, Trial, run_trials
 
 TRIALS = [Trial(f"trial {number}", {"number": number}) for number in range(6)]
 

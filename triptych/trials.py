@@ -46,11 +46,14 @@ class Records:
             if not line:
                 continue
             try:
-                yield json.loads(line)
+                record = json.loads(line)
             except ValueError as error:
                 if number == len(lines):  # a last line without its end: whoever wrote it was stopped
                     return
                 raise DataError(f"{self.path}, line {number} is not JSON ({error}). Mend or delete it.") from error
+            if not isinstance(record, dict) or "key" not in record:
+                raise DataError(f"{self.path}, line {number} is not a record with a key. Mend or delete it.")
+            yield record
 
     @property
     def keys(self) -> set[str]:
@@ -137,13 +140,16 @@ def _keep_alive(path: Path, me: str, done: threading.Event) -> None:
 def run_trials(
     folder: Path,
     trials: Sequence[Trial],
-    run: Callable[[Trial], dict[str, Any]],
+    run: Callable[[Trial], dict[str, Any] | None],
     report: Callable[[str], None] = print,
 ) -> dict[str, dict[str, Any]]:
-    """Do what is not done yet, and nobody else is at; returns the records of these trials, by key."""
+    """Do what is not done yet, and nobody else is at; returns the records of these trials, by key.
+
+    A trial that `run` gives no result of is left to others.
+    """
     records = Records(folder)
-    wanted = {trial.key: trial for trial in trials}
-    while missing := [trial for trial in wanted.values() if trial.key not in records.keys]:
+    wanted, left = {trial.key: trial for trial in trials}, set[str]()
+    while missing := [trial for trial in wanted.values() if trial.key not in records.keys | left]:
         free = [trial for trial in missing if records.who_is_at(trial.key) is None]
         if not free:
             break
@@ -153,6 +159,9 @@ def run_trials(
                     continue
                 began = time.monotonic()
                 result = run(trial)
+                if result is None:
+                    left.add(trial.key)
+                    continue
                 seconds = round(time.monotonic() - began, 1)
                 assert not trial.settings.keys() & result.keys(), "a result would hide a setting of the same name"
                 records.add({"key": trial.key, **trial.settings, **result, "seconds": seconds})
