@@ -114,9 +114,9 @@ def bootstrap(
     def estimate(picks: NDArray[np.int64]) -> float:
         return critical_batch(tokens_in_sequences, _fit(s[picks], nats[picks], huber, num_starts=1), delta)
 
-    found, left_out = resampled(estimate, len(s), resamples, seed)
+    found, left_out = _resampled(estimate, len(s), resamples, seed)
     with np.errstate(over="ignore"):  # infinite is right
-        low, high = np.exp(interval(np.log(value), np.log(found), len(s), 3)).tolist()
+        low, high = np.exp(_interval(np.log(value), np.log(found), len(s), 3)).tolist()
     smallest, largest = tokens_in_sequences / fit.most_steps, tokens_in_sequences / fit.fewest_steps
     low = min(low, largest) if low >= smallest else 0.0
     high = max(high, smallest) if high <= largest else float("inf")
@@ -146,7 +146,7 @@ def _fit(steps: Floats, losses: Floats, huber: float, num_starts: int) -> Platea
 
     low = np.array([losses.min() - 20, log_s.min() - 50, np.log(_POWERS[0])])
     high = np.array([losses.max() + 1, log_s.max() + 10, np.log(_POWERS[-1])])
-    c, log_s0, log_q = fit_robustly(residuals, jacobian, _starts(log_s, losses), (low, high), huber, num_starts)
+    c, log_s0, log_q = _fit_robustly(residuals, jacobian, _starts(log_s, losses), (low, high), huber, num_starts)
     misses = residuals(np.array([c, log_s0, log_q]))
     scatter = float(np.sqrt(np.sum(misses**2) / max(1, len(misses) - 3)))
     return PlateauFit(c, float(np.exp(log_s0)), float(np.exp(log_q)), scatter, float(steps.min()), float(steps.max()))
@@ -179,7 +179,7 @@ def checked_columns(**columns: ArrayLike) -> list[Floats]:
     return list(arrays.values())
 
 
-def fit_robustly(
+def _fit_robustly(
     residuals: Callable[[Floats], Floats],
     jacobian: Callable[[Floats], Floats],
     starts: list[list[float]],
@@ -211,7 +211,7 @@ def _huber(residuals: Floats, threshold: float) -> float:
     return float(np.where(size < threshold, size**2 / 2, threshold * (size - threshold / 2)).sum())
 
 
-def resampled(
+def _resampled(
     estimate: Callable[[NDArray[np.int64]], float], num_points: int, resamples: int, seed: int
 ) -> tuple[Floats, int]:
     """The estimate of each resample of the points (given as their numbers), and how many could not be made."""
@@ -229,7 +229,7 @@ def resampled(
     return np.array(found), resamples - len(found)
 
 
-def interval(value: float, found: Floats, num_points: int, num_coefficients: int) -> tuple[float, float]:
+def _interval(value: float, found: Floats, num_points: int, num_coefficients: int) -> tuple[float, float]:
     """The 95 % interval of an estimate from its resamples, widened for few points as Student's is.
 
     Plain quantiles are too narrow there: of 60 made-up sweeps of 16 runs they held the true critical batch in 85 %,

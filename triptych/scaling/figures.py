@@ -66,16 +66,25 @@ def isoflops(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
         panel.scatter(sizes[members], fit.runs.loss[members], s=13, color=colour)
         if not any(budget == other for other, _ in shown):
             continue
-        panel.plot(wide, fit.law.loss(wide, budget / per_token(wide)), color=colour, lw=1.1, label=f"{budget:.1e}")
+        panel.plot(wide, fit.law.loss(wide, budget / per_token(wide)), color=colour, lw=1.1)
         best = line_search(fit.law, budget, per_token)
         if wide[0] <= best.N <= wide[-1]:
-            panel.plot(best.N, fit.law.loss(best.N, best.D), "*", ms=10, color=colour, mec="black", mew=0.5)
+            height = float(fit.law.loss(best.N, best.D))
+            panel.plot(best.N, height, "*", ms=10, color=colour, mec="black", mew=0.5)
+            panel.annotate(
+                f"{budget:.2g}",
+                (best.N, height),
+                (0, -7),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=6.5,
+            )
     losses = fit.runs.loss
     panel.set(xscale="log", yscale="log", xlabel="N, parameters without embeddings", ylabel="loss, nats per token")
     panel.set_ylim(losses.min() * 0.93, losses.max() * 1.1)
     _plain_ticks(panel.yaxis)
-    panel.set_title("isoFLOPs: runs, the law, and its optimum (stars)", fontsize=9)
-    panel.legend(title="FLOPs", fontsize=7, title_fontsize=7, ncols=2 if len(shown) > 6 else 1)
+    panel.set_title("isoFLOPs: runs, the law, and its optimum (stars, with the budget)", fontsize=9)
 
 
 def contours(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
@@ -94,7 +103,7 @@ def contours(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
     panel.plot(n[inside], suited[inside], color="tab:red", lw=1.8, label="D*(N), least compute")
     panel.set(xscale="log", yscale="log", xlabel="N, parameters without embeddings", ylabel="D, tokens")
     panel.set_title("contours of equal loss", fontsize=9)
-    panel.legend(fontsize=8, loc="lower right")
+    panel.legend(fontsize=8, loc="lower right", frameon=True, framealpha=0.9, edgecolor="none")
 
 
 def frontiers(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:

@@ -326,4 +326,4 @@ def _advice_json(advice: dict[str, Any]) -> dict[str, Any]:
     return {**advice, "model": model, "intervals": ends}
 
 
-VERBS = {"plan": Verb("what a recipe comes to: sizes and every weight's hyperparameters", _describe_plan, _run_plan)}
+VERBS = {"plan": Verb("what a recipe comes to, or which model suits a budget", _describe_plan, _run_plan)}
