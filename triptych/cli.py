@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words or words in (["-h"], ["--help"], ["help"]):
             print(_overview())
             return 0
-        if len(words) == 2 and words[1] in _HELP and _group(words[0]):
+        if len(words) == 2 and words[1] in _HELP and words[0] not in VERBS and _group(words[0]):
             print(_summaries(_group(words[0])))
             return 0
         if words[0] == "help":  # `triptych help tokenize`

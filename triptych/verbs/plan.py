@@ -18,7 +18,7 @@ weight's own initial size, learning rate, betas, epsilon and weight decay, with 
 also tokens, FLOPs, memory per rank, checkpoints, hours and cost on such GPUs, and warnings (docs/planning.md).
 
 With --budget, instead, how large a model of the recipe's family should be, on how many tokens and in which batches: by
-published laws, and by your own runs with --law (docs/scaling.md).
+published laws, and by your own runs with --law (docs/scaling.md). `triptych plan grid` plans many runs.
 
 examples:
   triptych plan scenes
