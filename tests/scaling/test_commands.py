@@ -50,8 +50,10 @@ def test_a_table_for_people(table: Path, tmp_path: Path, capsys) -> None:
 
 
 def test_json_for_programs_and_a_plan_made_of_it(table: Path, tmp_path: Path, capsys) -> None:
-    assert command("fit", table, "--rounds", "6", "--json", "--budget", "1e21") == 0
+    kept = tmp_path / "fit.json"
+    assert command("fit", table, "--rounds", "6", "--json", "--budget", "1e21", "--save", kept) == 0
     text = capsys.readouterr().out
+    assert kept.read_text() == text
     found = json.loads(text)
     assert found["chosen"] == "additive"
     assert set(found["fits"]) == {"joint", "additive"}
@@ -60,8 +62,6 @@ def test_json_for_programs_and_a_plan_made_of_it(table: Path, tmp_path: Path, ca
     best = found["best"][0]
     assert best["intervals"]["N"][0] < best["N"] < best["intervals"]["N"][1]
     assert 6 * best["N"] * best["D"] == pytest.approx(1e21)
-    kept = tmp_path / "fit.json"
-    kept.write_text(text)
     assert command("plan", "--budget", "1e21", "--law", kept, "--json") == 0
     advice = json.loads(capsys.readouterr().out)["advice"]
     assert advice[0]["law"] == str(kept)
@@ -83,6 +83,7 @@ def test_json_for_programs_and_a_plan_made_of_it(table: Path, tmp_path: Path, ca
         (["--drop-worst", "30"], "needs at least 10 different runs, got 6"),
         (["--figure", "fit.gif"], "must be a .png, .pdf or .svg in a folder that is there"),
         (["--figure", "nowhere/fit.png"], "must be a .png, .pdf or .svg in a folder that is there"),
+        (["--save", "nowhere/fit.json"], "--save must be a file in a folder that is there"),
         (["--seed", "-1"], "--seed must not be negative, got -1"),
         (["--law", "noise", "--budget", "1e20"], "--budget needs a law of N and D"),
     ],
@@ -124,7 +125,7 @@ def test_a_plan_for_a_budget_is_the_least_of_the_law_over_real_models(capsys) ->
         (["plan"], "which recipe?"),
         (["plan", "--budget", "0"], "expected a positive number, got '0'"),
         (["plan", "--budget", "1e21", "--gpus", "8"], "--budget goes without --gpus"),
-        (["plan", "--budget", "1e21", "--law", "nothing.json"], "triptych fit RUNS --json > nothing.json"),
+        (["plan", "--budget", "1e21", "--law", "nothing.json"], "triptych fit RUNS --save nothing.json"),
         (["plan", "--budget", "1e21", "aspect_8", "num_steps=4"], "num_steps follows from the budget"),
         (["plan", "scenes", "--law", "x.json"], "--law needs --budget"),
         (["plan", "grid", "--low", "1e22", "--high", "1e20"], "budgets need a low and a higher end"),
@@ -176,7 +177,7 @@ def test_a_law_of_noise_is_no_law_of_size(tmp_path: Path, capsys) -> None:
 def test_a_file_that_is_no_fit_is_refused(tmp_path: Path, capsys) -> None:
     (tmp_path / "fit.json").write_text('{"chosen": "joint"}')
     assert command("plan", "--budget", "1e21", "--law", tmp_path / "fit.json") == 3
-    assert "is not what `triptych fit RUNS --json` prints" in capsys.readouterr().err
+    assert "is not what `triptych fit RUNS --save` writes" in capsys.readouterr().err
 
 
 # -- a grid, and its runs ---------------------------------------------------------------------------------------------

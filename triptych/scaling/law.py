@@ -159,7 +159,7 @@ class Law:
             unit = float(content["unit"])  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"expected a law as `triptych fit --json` writes it, got one with a wrong {error}."
+                f"expected a law as `triptych fit --save` writes it, got one with a wrong {error}."
             ) from error
         if unit != form.unit or not all(0 < value < float("inf") for value in values.values()):
             raise UserError(f"expected positive coefficients for a unit of {form.unit:g}, got {dict(content)}.")

@@ -122,15 +122,15 @@ def _number(value: float) -> float | None:
 
 
 def read_fit(path: Path) -> tuple[Law, list[Law]]:
-    """The law of N and D that was chosen, and those of its rounds, from what `triptych fit --json` has printed."""
+    """The law of N and D that was chosen, and those of its rounds, from what `triptych fit --save` has written."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}. Make it with: triptych fit RUNS --json > {path}")
+        raise UserError(f"there is no file {path}. Make it with: triptych fit RUNS --save {path}")
     try:
         content = json.loads(path.read_text())
         found = content["fits"][content["chosen"]]
         law, laws = found["law"], list(found["rounds"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not what `triptych fit RUNS --json` prints ({error!r}).") from error
+        raise DataError(f"{path} is not what `triptych fit RUNS --save` writes ({error!r}).") from error
     found_law = Law.from_json(law)
     if found_law.form.columns != ("N", "D"):
         raise DataError(f"{path} holds a law of {' and '.join(found_law.form.columns)}; expected one of N and D.")

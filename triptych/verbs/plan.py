@@ -28,7 +28,7 @@ examples:
   triptych plan paper_3b --gpus 128 --rehearse            build, shard and step it on ranks that do not exist
   triptych plan scenes --gpus 1 --gpu cpu
   triptych plan --budget 1e21
-  triptych fit runs.csv --json > fit.json && triptych plan family --budget 1e14 --law fit.json
+  triptych fit runs.csv --save fit.json && triptych plan family --budget 1e14 --law fit.json
 
 m_N and m_L are width and depth over those of the base, kappa the size of a step in the noise's own time:
 kappa = (base tokens / tokens)^gamma (batch / base batch)."""
@@ -44,7 +44,7 @@ kappa = (base tokens / tokens)^gamma (batch / base batch)."""
         "--rehearse", action="store_true", help="also do one step of one rank, on tensors without numbers"
     )
     parser.add_argument("--budget", type=positive, metavar="FLOPS", help="what model and tokens are best for it")
-    parser.add_argument("--law", type=Path, metavar="FILE", help="with --budget: what `triptych fit --json` printed")
+    parser.add_argument("--law", type=Path, metavar="FILE", help="with --budget: what `triptych fit --save` wrote")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 

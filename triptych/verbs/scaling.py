@@ -28,7 +28,7 @@ intervals.
 examples:
   triptych fit studies/scaling/records.jsonl --budget 1e14 --figure fit.png
   triptych fit runs.csv --columns N=params,loss=val_loss --unit 1e9
-  triptych fit runs.csv --json > fit.json && triptych plan --budget 1e21 --law fit.json"""
+  triptych fit runs.csv --save fit.json && triptych plan --budget 1e21 --law fit.json"""
     parser.add_argument("runs", metavar="FILE", type=Path)
     parser.add_argument(
         "--law", default="best", **one_of(_LAWS), help="which (default: the better of joint and additive)"
@@ -48,7 +48,8 @@ examples:
         "--budget", type=positive, action="append", metavar="FLOPS", help="what is best for it; repeatable"
     )
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the fit, .png, .pdf or .svg")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the fit, for `triptych plan --law FILE`")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs, as --save writes it")
 
 
 def _run_fit(args: argparse.Namespace) -> None:
@@ -56,6 +57,7 @@ def _run_fit(args: argparse.Namespace) -> None:
 
     import numpy as np
 
+    from triptych.data.shards import write_atomically
     from triptych.scaling.figures import draw_fit
     from triptych.scaling.fit import compare, fit
     from triptych.scaling.law import ADDITIVE, JOINT, NOISE, form_named
@@ -65,6 +67,8 @@ def _run_fit(args: argparse.Namespace) -> None:
 
     if args.figure and (args.figure.suffix not in (".png", ".pdf", ".svg") or not args.figure.parent.is_dir()):
         raise UserError(f"--figure must be a .png, .pdf or .svg in a folder that is there, got {args.figure}.")
+    if args.save and not args.save.parent.is_dir():
+        raise UserError(f"--save must be a file in a folder that is there, got {args.save}.")
     if args.seed < 0:
         raise UserError(f"--seed must not be negative, got {args.seed}.")
     if args.law == "noise" and args.budget:
@@ -93,8 +97,11 @@ def _run_fit(args: argparse.Namespace) -> None:
         most = float((per_token(sizes) * tokens).max())
         budgets = args.budget or [float(f"{most * factor:.1g}") for factor in (1, 10, 100)]
         best = [each for each in (best_for(chosen.law, chosen.laws, budget, per_token) for budget in budgets) if each]
+    content = json.dumps(as_json(fits, comparison, chosen, per_token, best), indent=2, allow_nan=False)
+    if args.save:
+        write_atomically(args.save, (content + "\n").encode())
     if args.json:
-        print(json.dumps(as_json(fits, comparison, chosen, per_token, best), indent=2, allow_nan=False))
+        print(content)
         if args.figure:
             draw_fit(chosen, per_token or SIX_N, args.figure)
         return
