@@ -82,7 +82,7 @@ def isoflops(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
             )
     losses = fit.runs.loss
     panel.set(xscale="log", yscale="log", xlabel="N, parameters without embeddings", ylabel="loss, nats per token")
-    panel.set_ylim(losses.min() * 0.93, losses.max() * 1.1)
+    panel.set_ylim(losses.min() * 0.86, losses.max() * 1.1)
     _plain_ticks(panel.yaxis)
     panel.set_title("isoFLOPs: runs, the law, and its optimum (stars, with the budget)", fontsize=9)
 
@@ -107,27 +107,29 @@ def contours(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
 
 
 def frontiers(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
-    """Tokens that suit a model: by this fit, and by published laws. Lines are solid or bold where there were runs."""
-    sizes = fit.runs.columns[0]
+    """Tokens that suit a model by this fit and by published laws, where a token takes 6 N FLOPs; by this fit also with
+    the FLOPs that were counted. Bold where there were runs."""
+    sizes, own = fit.runs.columns[0], Frontier.of(fit.law)
     n = np.geomspace(min(sizes.min(), 1e7), max(sizes.max(), 1e11), 300)
     for style, (name, law) in zip(_STYLES, PUBLISHED.items()):
         known = n[(n >= law.sizes[0]) & (n <= law.sizes[1])]
         colour = panel.plot(n, law.frontier.tokens(n), ls=style, lw=0.9, label=name)[0].get_color()
         panel.plot(known, law.frontier.tokens(known), color=colour, lw=2.2, alpha=0.8)
-    own = Frontier.of(fit.law)
-    panel.plot(n, own.tokens(n, per_token), color="black", lw=0.9, ls="--")
     inside = np.geomspace(sizes.min(), sizes.max(), 100)
-    panel.plot(inside, own.tokens(inside, per_token), color="black", lw=2.4, label="these runs")
+    panel.plot(n, own.tokens(n), color="black", lw=0.9, ls="--")
+    panel.plot(inside, own.tokens(inside), color="black", lw=2.4, label="these runs")
     if fit.rounds:
-        ends = np.array([fit.interval(partial(_suited, at, per_token)) for at in inside[::9]])
+        ends = np.array([fit.interval(partial(_suited, at)) for at in inside[::9]])
         panel.fill_between(inside[::9], ends[:, 0], ends[:, 1], color="black", alpha=0.13, lw=0)
+    if per_token != SIX_N:
+        panel.plot(inside, own.tokens(inside, per_token), color="0.45", lw=1.4, label="these runs, FLOPs as counted")
     panel.set(xscale="log", yscale="log", xlabel="N, parameters without embeddings", ylabel="D*(N), tokens")
-    panel.set_title("tokens that suit a model (bold: where runs were)", fontsize=9)
+    panel.set_title("tokens that suit a model, at 6 N FLOPs each (bold: where runs were)", fontsize=9)
     panel.legend(fontsize=7.5, loc="upper left")
 
 
-def _suited(size: float, per_token: FlopsPerToken, law: Law) -> float:
-    return float(Frontier.of(law).tokens(size, per_token))
+def _suited(size: float, law: Law) -> float:
+    return float(Frontier.of(law).tokens(size))
 
 
 def training_curves(

@@ -19,8 +19,9 @@ from triptych.scaling import figures
 from triptych.scaling.fit import Fit, compare, fit
 from triptych.scaling.grid import TOKENS_PER_PARAMETER, Lengths, budgets_between, isoflop_grid
 from triptych.scaling.law import ADDITIVE, JOINT
-from triptych.scaling.optimal import FlopsPerToken, Frontier, line_search
+from triptych.scaling.optimal import SIX_N, FlopsPerToken, Frontier, line_search
 from triptych.scaling.parabola import Bottom, bottom
+from triptych.scaling.published import PUBLISHED
 from triptych.scaling.report import coefficients_line, comparison_line, errors_line
 from triptych.scaling.runs import Runs, runs_of
 from triptych.studies.base import Records, Study
@@ -143,10 +144,14 @@ def _findings(records: Records) -> list[str]:
     found += [comparison_line(comparison), *_seed_line(table), *_forecast_lines(kept, budgets[-1])]
     best = comparison.better
     frontier = Frontier.of(best.law)
-    found.append(
-        f"D*(N) of the {best.law.form.name} law with the FLOPs of these models: "
-        + ", ".join(f"{float(frontier.tokens(n, cost)):.3g} tokens at N = {n:,.0f}" for n in _shown_sizes(table))
-    )
+    shown = _shown_sizes(table)
+    for how, count in (("with the FLOPs of these models", cost), ("where a token takes 6 N", SIX_N)):
+        suited = (f"{float(frontier.tokens(n, count)) / n:,.0f} at N = {n:,.0f}" for n in shown)
+        found.append(f"tokens per parameter by the {best.law.form.name} law, {how}: {', '.join(suited)}")
+    others = (f"{float(law.frontier.tokens(shown[1])) / shown[1]:,.0f} ({name})" for name, law in PUBLISHED.items())
+    found.append(f"published laws, carried down to N = {shown[1]:,.0f}, where a token takes 6 N: {', '.join(others)}")
+    found.append(f"D* grows as N^{frontier.p:.2f} where a token takes 6 N")
+    found += [_flatness_line(best, budgets, cost), _modality_line(kept, budgets)]
     by_parabola = bottoms(records)
     for budget in budgets:
         found.append(_budget_line(budget, kept, best, cost, by_parabola.get(budget)))
@@ -191,13 +196,36 @@ def _forecast_lines(kept: Records, largest: float) -> list[str]:
     return found
 
 
+def _flatness_line(best: Fit, budgets: list[float], cost: FlopsPerToken) -> str:
+    """What a wrong size costs."""
+    rises = []
+    for budget in budgets:
+        size = line_search(best.law, budget, cost).N
+        tried = np.array([size, size / 3, 3 * size])
+        losses = best.law.loss(tried, budget / cost(tried))
+        rises += list(losses[1:] / losses[0] - 1)
+    return (
+        f"by the law, a model three times too large or too small costs {min(rises):.1%} to {max(rises):.1%} of the loss"
+    )
+
+
+def _modality_line(kept: Records, budgets: list[float]) -> str:
+    first, last = (_best_run(kept, budget) for budget in (budgets[0], budgets[-1]))
+    changes = (f"{name} {first['held_out'][name]:.2f} to {last['held_out'][name]:.2f}" for name in _MODALITIES)
+    return f"from the best run of the smallest budget to that of the largest: {', '.join(changes)}"
+
+
+def _best_run(kept: Records, budget: float) -> dict[str, Any]:
+    return min((each for each in kept if _budget(each) == budget), key=lambda each: each["loss"])
+
+
 def _shown_sizes(table: Runs) -> list[float]:
     low, high = table.columns[0].min(), table.columns[0].max()
     return [float(f"{size:.1g}") for size in np.geomspace(low, high, 3)]
 
 
 def _budget_line(budget: float, kept: Records, best: Fit, cost: FlopsPerToken, found: Bottom | None) -> str:
-    run = min((each for each in kept if _budget(each) == budget), key=lambda each: each["loss"])
+    run = _best_run(kept, budget)
     law = line_search(best.law, budget, cost)
     parabola = ""
     if found is not None:
@@ -225,7 +253,7 @@ def _draw(records: Records, path: Path) -> None:
     figures.contours(panels[1, 0], best, cost)
     figures.frontiers(panels[1, 1], best, cost)
     budgets = sorted({_budget(each) for each in kept})
-    bests = [min((each for each in kept if _budget(each) == at), key=lambda each: each["loss"]) for at in budgets]
+    bests = [_best_run(kept, budget) for budget in budgets]
     losses = {name: [each["held_out"][name] for each in bests] for name in _MODALITIES}
     figures.by_modality(panels[1, 2], [each["C"] for each in bests], losses)
     figure.tight_layout()
