@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -309,21 +310,12 @@ def test_a_run_that_diverges_is_a_result(world: list[str], tmp_path: Path, capsy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_stopped_lets_its_run_save(world: list[str], tmp_path: Path, number: int) -> None:
     grid = tmp_path / "grid"
-    words = (
-        "--low",
-        "1e10",
-        "--high",
-        "1.1e10",
-        "--budgets",
-        "2",
-        "--sizes",
-        "1",
-        "--tokens-per-parameter",
-        "0.01,1e6",
-    )
+    words = ("--low", "5e10", "--high", "6e10", "--budgets", "2", "--sizes", "1", *SMALL[-2:])
     assert command("plan", "grid", "family", *words, "--out", grid, *world, "save_every=100000", "log_every=1") == 0
     sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
-    process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # What runs in the background of a script ignores Ctrl-C, and so would what it starts.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeds)
     began = time.monotonic()
     while not any("step" in log.read_text() for log in grid.glob("runs/*.log")) and time.monotonic() - began < 120:
         time.sleep(0.05)
