@@ -53,6 +53,13 @@ def test_columns_under_other_names_and_units(tmp_path: Path) -> None:
         read_runs(path, called={"M": "final"})
 
 
+def test_what_is_inside_of_a_field_is_a_column_too(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps({**row, "held_out": {"audio": 2 * row["loss"]}}) + "\n" for row in ROWS))
+    assert read_runs(path, called={"loss": "held_out.audio"}).loss == pytest.approx(2 * LOSS)
+    assert read_runs(path).loss == pytest.approx(LOSS)
+
+
 def test_tokens_follow_from_flops(tmp_path: Path) -> None:
     rows = [{"N": row["N"], "C": 6 * row["N"] * row["D"], "loss": row["loss"]} for row in ROWS]
     runs = read_runs(csv_of(tmp_path / "runs.csv", rows))

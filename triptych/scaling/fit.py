@@ -186,12 +186,14 @@ class Fit:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Of the coefficients; not numbers for those that are not decided."""
+        """Of the coefficients; not numbers for those that are not decided. No loss is below E."""
         no_one = float("nan"), float("nan")
-        return {
+        found = {
             name: no_one if {*name.split("/")} & {*self.undecided} else self.interval(partial(_coefficient, name))
             for name in self.law.coefficients
         }
+        low, high = found["E"]
+        return found | {"E": (low, max(min(high, float(self.runs.loss.min())), self.law.E) if low == low else high)}
 
 
 def interval(

@@ -172,7 +172,13 @@ def _rows(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
     for place, row in found:
         if not isinstance(row, dict):
             raise DataError(f"{path}, {place}: expected an object with N, D and loss, got {row!r:.40}.")
-    return [place for place, _ in found], [row for _, row in found]
+    return [place for place, _ in found], [_flat(row) for _, row in found]
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """What is inside of a field, by names with a dot: held_out.audio."""
+    inner = {name: value for name, value in row.items() if isinstance(value, dict)}
+    return row | {f"{name}.{key}": each for name, value in inner.items() for key, each in value.items()}
 
 
 def _json(text: str, where: str) -> Any:
