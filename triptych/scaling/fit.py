@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import basinhopping, minimize, nnls
 from scipy.stats import t
+from threadpoolctl import threadpool_limits
 
 from triptych.errors import UserError
 from triptych.scaling.law import LARGEST_EXPONENT, SMALLEST_EXPONENT, Floats, Form, Law, Theta
@@ -226,10 +227,11 @@ def fit(form: Form, runs: Runs, *, rounds: int = ROUNDS, huber: float = HUBER, h
     if not 0 < huber <= 1:
         raise UserError(f"huber is a share of the loss, above 0 and at most 1, got {huber!r}.")
     problem = Problem(form, runs, huber)
-    cost, theta = min((problem.descend(start) for start in problem.starts()[:_STARTS]), key=itemgetter(0))
-    theta = min((cost, theta), problem.hop(theta, hops, seed), key=itemgetter(0))[1]
-    law = Law.at(form, theta, problem.means)
-    again = [_round(form, runs, huber, law, seed, number) for number in range(rounds)]
+    with threadpool_limits(1):  # L-BFGS is made of tiny products, which threads only wait for
+        cost, theta = min((problem.descend(start) for start in problem.starts()[:_STARTS]), key=itemgetter(0))
+        theta = min((cost, theta), problem.hop(theta, hops, seed), key=itemgetter(0))[1]
+        law = Law.at(form, theta, problem.means)
+        again = [_round(form, runs, huber, law, seed, number) for number in range(rounds)]
     return Fit(law, runs, problem.at_bound(theta), tuple(again))
 
 
