@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from train_fakes import make_world
+from train_fakes import make_world, world_changes
 
 from triptych.cli import main
 from triptych.scaling.published import CHINCHILLA, PAPER
@@ -150,6 +150,8 @@ def test_a_budget_beyond_a_family_or_a_law_is_answered_with_what_there_is(capsys
     said = capsys.readouterr().out
     assert said.count("none of the family") == 4
     assert said.count("far from its runs") == 4
+    assert command("plan", "family", "--budget", "1e6") == 0
+    assert capsys.readouterr().out.count("no size is best") == 4
     assert command("plan", "--budget", "1e21", "antimask=true") == 0
     assert "aspect_" in capsys.readouterr().out
 
@@ -157,8 +159,9 @@ def test_a_budget_beyond_a_family_or_a_law_is_answered_with_what_there_is(capsys
 def test_losses_that_follow_no_law_have_no_advice_but_a_fit(tmp_path: Path, capsys) -> None:
     rows = [f"{n},{d},{loss}" for n, d, loss in zip(SIZES, TOKENS, np.random.default_rng(0).uniform(2, 3, 36))]
     (tmp_path / "runs.csv").write_text("\n".join(["N,D,loss", *rows]) + "\n")
-    assert command("fit", tmp_path / "runs.csv", "--rounds", "4") == 0
+    assert command("fit", tmp_path / "runs.csv", "--rounds", "4", "--figure", tmp_path / "fit.png") == 0
     assert "not decided" in capsys.readouterr().out
+    assert (tmp_path / "fit.png").exists()
     assert command("fit", tmp_path / "runs.csv", "--rounds", "4", "--json") == 0
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert not found["comparison"]["is_clear"]
@@ -200,15 +203,7 @@ SMALL = ("--low", "5e8", "--high", "8e8", "--budgets", "2", "--tokens-per-parame
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = make_world(tmp_path_factory.mktemp("world"))
-    tasks = ("text", "image-text", "audio-text")
-    return [
-        f"tokenizers={folder / 'tokenizers'}",
-        "data=" + ",".join(str(folder / "train" / task) for task in tasks),
-        "validation_data=" + ",".join(str(folder / "validation" / task) for task in tasks),
-        "validation.sequences=8",
-        "world=none",
-    ]
+    return [*world_changes(make_world(tmp_path_factory.mktemp("world"))), "validation.sequences=8"]
 
 
 def test_a_grid_is_swept_by_several_processes_once(world: list[str], tmp_path: Path, capsys) -> None:

@@ -9,8 +9,8 @@ from triptych.errors import UserError
 from triptych.model.count import flops, parameters
 from triptych.recipes import family_of, recipe
 from triptych.recipes.family import by_module, of_width
-from triptych.scaling.family import family_for
-from triptych.scaling.grid import Lengths, budgets_between, cell_of, isoflop_grid
+from triptych.scaling.family import Family, family_for
+from triptych.scaling.grid import Cell, Lengths, budgets_between, cell_of, isoflop_grid
 from triptych.scaling.law import JOINT, Law
 from triptych.scaling.optimal import Frontier
 from triptych.scaling.published import CHINCHILLA, PAPER
@@ -20,7 +20,7 @@ from triptych.vocab import paper_vocabulary
 
 VOCABULARY = paper_vocabulary()
 LENGTHS = Lengths(mean=2100.0, context=2600.0)
-MEMBERS = [member for _, member in family_of("paper_3b")]
+MEMBERS = family_of("paper_3b")
 
 
 def test_the_paper_s_grid() -> None:
@@ -87,10 +87,11 @@ def test_widths_of_the_cpu_family() -> None:
 
 def test_a_planned_run_is_the_cell_as_a_command(tmp_path: Path) -> None:
     """What `triptych train` makes of the words is the configuration that was planned."""
-    for name, member in (family_of("family")[3], family_of("aspect_8")[3]):
+    for member in (family_of("family")[3], family_of("aspect_8")[3]):
+        name = member.recipe
         cell = cell_of(member, VOCABULARY, LENGTHS, 3e19 if name.startswith("aspect") else 1e12)
         assert cell is not None
-        run = planned(cell, name, recipe(name))
+        run = planned(cell)
         assert override(recipe(name), list(run.changes)) == cell.config
         assert run.command(tmp_path)[:2] == ["train", name]
         assert run.command(tmp_path)[-2:] == ["--out", str(tmp_path / "runs" / run.name)]
@@ -99,7 +100,7 @@ def test_a_planned_run_is_the_cell_as_a_command(tmp_path: Path) -> None:
 
 def test_a_grid_is_kept_as_it_began(tmp_path: Path) -> None:
     cells = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e19, 1e20], most_sizes=2)
-    runs = [planned(cell, "paper_base", recipe("paper_base")) for cell in cells]
+    runs = [planned(cell) for cell in cells]
     write_grid(tmp_path / "grid", runs)
     assert read_grid(tmp_path / "grid") == runs
     write_grid(tmp_path / "grid", runs)
@@ -123,18 +124,23 @@ def test_the_member_for_a_budget_has_the_least_loss(recipe: str, budget: float) 
     family = family_for(recipe)
     sizes, tokens = np.array(family.sizes, float), budget / np.array(family.per_token)
     for law in (CHINCHILLA, Law(JOINT, E=1.5, A=2.0, B=330.0, a=0.14, b=0.17)):
-        found = family.best(Frontier.of(law), budget)
-        assert found is not None
+        cell = chosen(family, Frontier.of(law), budget)
+        assert cell is not None
         losses = law.excess(sizes, tokens)
-        picked = family.sizes.index(found[1].N)
-        assert losses[picked] <= 1.002 * losses.min()  # sizes of a CPU family lie a factor of two apart
-    assert recipe == "family" or family.best(PAPER, 1e12) is None
+        assert losses[family.sizes.index(cell.N)] <= 1.002 * losses.min()  # CPU sizes lie a factor of two apart
+    assert recipe == "family" or chosen(family, PAPER, 1e12) is None
+
+
+def chosen(family: Family, frontier: Frontier, budget: float) -> Cell | None:
+    best = frontier.optimum(budget, family.smooth)
+    assert best is not None
+    return family.nearest(best, frontier)
 
 
 def test_two_views_of_a_token_cost_twice() -> None:
     plain, twice = family_for("aspect_8"), family_for("aspect_8", ["antimask=true"])
     assert twice.per_token == pytest.approx([2 * each for each in plain.per_token])
-    one, two = plain.best(PAPER, 1e20), twice.best(PAPER, 2e20)
+    one, two = chosen(plain, PAPER, 1e20), chosen(twice, PAPER, 2e20)
     assert one is not None
     assert two is not None
-    assert (one[0], one[1].D) == (two[0], pytest.approx(two[1].D, rel=1e-3))
+    assert (two.N, pytest.approx(two.D, rel=1e-3)) == (one.N, one.D)

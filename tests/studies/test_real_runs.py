@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.stats import truncnorm
-from train_fakes import make_world
+from train_fakes import make_world, world_changes
 
 from triptych.cli import main
 from triptych.recipes.family import family, member
@@ -24,15 +24,7 @@ from triptych.trials import Records
 
 @pytest.fixture(scope="module")
 def changes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    world = make_world(tmp_path_factory.mktemp("world"))
-    tasks = ("text", "image-text", "audio-text")
-    return [
-        f"tokenizers={world / 'tokenizers'}",
-        "data=" + ",".join(str(world / "train" / task) for task in tasks),
-        "validation_data=" + ",".join(str(world / "validation" / task) for task in tasks),
-        "validation.sequences=16",
-        "world=none",
-    ]
+    return [*world_changes(make_world(tmp_path_factory.mktemp("world"))), "validation.sequences=16"]
 
 
 @pytest.fixture(scope="module")

@@ -202,3 +202,14 @@ def with_loader(config: RunConfig, **changes: Any) -> RunConfig:
 
 if __name__ == "__main__":
     main()
+
+
+def world_changes(world: Path) -> list[str]:
+    """What makes a recipe of the embedded world one of this world."""
+    tasks = ("text", "image-text", "audio-text")
+    return [
+        f"tokenizers={world / 'tokenizers'}",
+        "data=" + ",".join(str(world / "train" / task) for task in tasks),
+        "validation_data=" + ",".join(str(world / "validation" / task) for task in tasks),
+        "world=none",
+    ]

@@ -29,11 +29,11 @@ def recipe(name: str) -> RunConfig:
     raise UserError(f"unknown recipe {name!r}.{did_you_mean(name, [*RECIPES, 'aspect_8'])}")
 
 
-def family_of(name: str) -> list[tuple[str, RunConfig]]:
-    """The models of one aspect that a recipe belongs to, the smallest first, each with the recipe it is a change of.
+def family_of(name: str) -> list[RunConfig]:
+    """The models of one aspect that a recipe belongs to, the smallest first; `recipe` of each is what it changes.
 
     What the paper tuned at 8 x 1024 or what was found at 2 x 64 on a CPU is carried to all of them.
     """
     if recipe(name).tokenizers == "paper":
-        return [(f"aspect_{layers}", fixed_aspect(layers)) for layers in range(1, _MOST_LAYERS + 1)]
-    return [("family", of_width(by_module(), width)) for width in range(HEAD_WIDTH, _MOST_WIDTH + 1, HEAD_WIDTH)]
+        return [fixed_aspect(layers) for layers in range(1, _MOST_LAYERS + 1)]
+    return [of_width(by_module(), width) for width in range(HEAD_WIDTH, _MOST_WIDTH + 1, HEAD_WIDTH)]

@@ -22,8 +22,9 @@ from numpy.typing import ArrayLike
 from triptych.errors import UserError
 from triptych.scaling.critical_batch import checked_columns
 from triptych.scaling.fit import HUBER, Fit, fit
+from triptych.scaling.groups import alike
 from triptych.scaling.law import NOISE, Law
-from triptych.scaling.parabola import alike, bottom
+from triptych.scaling.parabola import bottom
 from triptych.scaling.runs import runs_of
 
 _CHANGE = 3.0  # times the scatter of the points, the least influence that is believed to be one

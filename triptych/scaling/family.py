@@ -9,7 +9,7 @@ from triptych.errors import UserError
 from triptych.model.count import parameters
 from triptych.recipes import family_of
 from triptych.scaling.grid import DECIDED, Cell, Lengths, cell_of, flops_per_token
-from triptych.scaling.optimal import FlopsPerToken, Frontier
+from triptych.scaling.optimal import FlopsPerToken, Frontier, Optimum
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.train.config import RunConfig, override
 from triptych.train.lengths import ORIGINS, Origin, gather
@@ -18,8 +18,6 @@ from triptych.vocab import Vocabulary, paper_vocabulary
 
 @dataclass(frozen=True)
 class Family:
-    recipes: list[str]
-    """What each member is a change of."""
     members: list[RunConfig]
     """From the smallest on."""
     vocabulary: Vocabulary
@@ -49,19 +47,16 @@ class Family:
         """The same for any size between them."""
         return FlopsPerToken.through(self.sizes, self.per_token)
 
-    def best(self, frontier: Frontier, budget: float) -> tuple[str, Cell] | None:
-        """The recipe and the run of the member whose tokens, of a budget, are nearest to those that suit it.
+    def nearest(self, best: Optimum, frontier: Frontier) -> Cell | None:
+        """The member whose tokens, of the optimum's budget, come nearest to those that suit it.
 
         None where the best size lies beyond the family, or a budget is not even a step.
         """
-        size = frontier.optimum(budget, self.smooth).N
-        if not self.sizes[0] / 2 <= size <= self.sizes[-1] * 2:
+        if not self.sizes[0] / 2 <= best.N <= self.sizes[-1] * 2:
             return None
         suited = frontier.tokens(self.sizes, self.smooth)
-        gaps = [abs(math.log(budget / cost / tokens)) for cost, tokens in zip(self.per_token, suited)]
-        pick = gaps.index(min(gaps))
-        cell = cell_of(self.members[pick], self.vocabulary, self.lengths, budget)
-        return None if cell is None else (self.recipes[pick], cell)
+        gaps = [abs(math.log(best.flops / cost / tokens)) for cost, tokens in zip(self.per_token, suited)]
+        return cell_of(self.members[gaps.index(min(gaps))], self.vocabulary, self.lengths, best.flops)
 
 
 def family_for(recipe: str, changes: Sequence[str] = ()) -> Family:
@@ -70,10 +65,9 @@ def family_for(recipe: str, changes: Sequence[str] = ()) -> Family:
         key = change.partition("=")[0]
         if key in DECIDED:
             raise UserError(f"{key} follows from the budget: it cannot be changed.")
-    found = family_of(recipe)
-    members = [override(member, list(changes)) for _, member in found]
+    members = [override(member, list(changes)) for member in family_of(recipe)]
     first = members[0]
     is_paper = first.tokenizers == "paper"
     vocabulary = paper_vocabulary() if is_paper else TokenizerBundle.load(first.tokenizers).vocabulary
     batches = gather(first, vocabulary)
-    return Family([name for name, _ in found], members, vocabulary, Lengths.of(batches.lengths), batches.origin)
+    return Family(members, vocabulary, Lengths.of(batches.lengths), batches.origin)

@@ -12,9 +12,9 @@ import numpy as np
 
 from triptych.figure import pyplot, save
 from triptych.scaling.fit import Fit
+from triptych.scaling.groups import alike
 from triptych.scaling.law import Floats, Law
 from triptych.scaling.optimal import SIX_N, FlopsPerToken, Frontier, line_search
-from triptych.scaling.parabola import alike
 from triptych.scaling.published import PUBLISHED
 
 _SAME_BUDGET = 0.1  # runs whose compute differs by less, in logarithms, belong to one budget
@@ -58,7 +58,7 @@ def predictions(panel: Any, fit: Fit) -> None:
 def isoflops(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
     """Losses over sizes at equal compute; lines are the law's, stars its optimum."""
     sizes = fit.runs.columns[0]
-    groups = budgets(compute_of(fit, per_token))
+    groups = budgets(per_token(sizes) * fit.runs.columns[1] if fit.runs.flops is None else fit.runs.flops)
     colours = _colours(len(groups))
     shown = groups if len(groups) <= _MOST_CURVES else groups[:: -(-len(groups) // _MOST_CURVES)]
     wide = np.geomspace(sizes.min() / 1.6, sizes.max() * 1.6, 200)
@@ -68,7 +68,7 @@ def isoflops(panel: Any, fit: Fit, per_token: FlopsPerToken) -> None:
             continue
         panel.plot(wide, fit.law.loss(wide, budget / per_token(wide)), color=colour, lw=1.1)
         best = line_search(fit.law, budget, per_token)
-        if wide[0] <= best.N <= wide[-1]:
+        if best is not None and wide[0] <= best.N <= wide[-1]:
             height = float(fit.law.loss(best.N, best.D))
             panel.plot(best.N, height, "*", ms=10, color=colour, mec="black", mew=0.5)
             panel.annotate(
@@ -154,11 +154,6 @@ def by_modality(panel: Any, compute: Sequence[float], losses: Mapping[str, Seque
     _plain_ticks(panel.yaxis)
     panel.set_title("the best run of each budget, by modality", fontsize=9)
     panel.legend(fontsize=8)
-
-
-def compute_of(fit: Fit, per_token: FlopsPerToken = SIX_N) -> Floats:
-    sizes, tokens = fit.runs.columns
-    return per_token(sizes) * tokens if fit.runs.flops is None else fit.runs.flops
 
 
 def budgets(compute: Floats) -> list[tuple[float, Any]]:

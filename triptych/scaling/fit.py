@@ -183,7 +183,8 @@ class Fit:
         return [each.law for each in self.rounds]
 
     def interval(self, quantity: Callable[[Law], float], level: float = LEVEL) -> tuple[float, float]:
-        return interval(self.law, self.laws, quantity, level)
+        """Of a positive quantity that follows from the law."""
+        return interval(quantity(self.law), [quantity(each) for each in self.laws], level)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -197,22 +198,18 @@ class Fit:
         return found | {"E": (low, max(min(high, float(self.runs.loss.min())), self.law.E) if low == low else high)}
 
 
-def interval(
-    law: Law, laws: Sequence[Law], quantity: Callable[[Law], float], level: float = LEVEL
-) -> tuple[float, float]:
-    """Of a positive quantity that follows from a law, by the laws of resampled runs.
+def interval(value: float, values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Of a positive quantity, from its value by the fit to all runs and those by fits to resampled ones.
 
-    Student's, around the fit to all runs, with the spread of the logarithm over the rounds: quantiles of twenty would
-    be far noisier. (A round has 90 % of the runs, so that it is 5 % too wide rather than too narrow.)
+    Student's, with the spread of the logarithm over the rounds: quantiles of twenty would be far noisier. (A round has
+    90 % of the runs, so that it is 5 % too wide rather than too narrow.)
     """
-    if len(laws) < 2:
-        return float("nan"), float("nan")
-    logs = np.log([quantity(each) for each in laws])
-    if not np.isfinite(logs).all():  # a law among them has no such quantity
+    with np.errstate(divide="ignore"):
+        logs, centre = np.log(values), float(np.log(value))
+    if len(logs) < 2 or not np.isfinite(logs).all():  # a law among them has no such quantity
         return float("nan"), float("nan")
     with np.errstate(over="ignore"):
         reach = float(logs.std(ddof=1) * t.ppf((1 + level) / 2, len(logs) - 1))
-        centre = float(np.log(quantity(law)))
         return float(np.exp(centre - reach)), float(np.exp(centre + reach))
 
 

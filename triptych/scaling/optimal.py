@@ -21,14 +21,15 @@ from scipy.optimize import brentq, minimize_scalar, nnls
 
 from triptych.errors import UserError
 from triptych.scaling.law import Floats, Law
+from triptych.scaling.runs import Runs
 
 _LOG_SIZES = np.linspace(np.log(1e2), np.log(1e16), 1401)
 
 
 @dataclass(frozen=True)
 class FlopsPerToken:
-    """F(N) of models of one aspect: two thirds of the exponent are attention's, width times depth, a third is the
-    unembedding's, width alone."""
+    """F(N) of models of one aspect, whose width and depth grow as N^(1/3): matrices as N, attention as width times
+    depth, the unembedding as the width."""
 
     matrices: float = 6.0
     attention: float = 0.0
@@ -54,6 +55,12 @@ class FlopsPerToken:
         scale = parts.max(0)
         return cls(*(float(value) for value in nnls(parts / scale, np.ones_like(n))[0] / scale))
 
+    @classmethod
+    def of(cls, runs: Runs) -> "FlopsPerToken":
+        """As the FLOPs of these runs were counted; 6 N if they were not."""
+        sizes, tokens = runs.columns
+        return SIX_N if runs.flops is None else cls.through(sizes, runs.flops / tokens)
+
     @property
     def as_json(self) -> dict[str, float]:
         return {"matrices": self.matrices, "attention": self.attention, "unembedding": self.unembedding}
@@ -73,8 +80,8 @@ class Optimum:
         return self.D / self.N
 
 
-def line_search(law: Law, budget: float, per_token: Callable[[ArrayLike], Floats] = SIX_N) -> Optimum:
-    """The least loss along the curve of a budget."""
+def line_search(law: Law, budget: float, per_token: Callable[[ArrayLike], Floats] = SIX_N) -> Optimum | None:
+    """The least loss along the curve of a budget; None if the law falls, or rises, with N as far as anyone would go."""
     _check_budget(budget)
 
     def excess(log_n: ArrayLike) -> Floats:
@@ -83,10 +90,7 @@ def line_search(law: Law, budget: float, per_token: Callable[[ArrayLike], Floats
 
     best = int(np.argmin(excess(_LOG_SIZES)))
     if best in (0, len(_LOG_SIZES) - 1):
-        raise UserError(
-            f"{budget:g} FLOPs have no best size between {np.exp(_LOG_SIZES[0]):.0e} and {np.exp(_LOG_SIZES[-1]):.0e} "
-            "parameters by this law."
-        )
+        return None
     found = minimize_scalar(
         lambda log_n: float(excess(log_n)), bounds=_LOG_SIZES[[best - 1, best + 1]], options={"xatol": 1e-9}
     )
@@ -106,7 +110,8 @@ class Frontier:
     def of(cls, law: Law) -> "Frontier":
         p, q, _ = law.shape
         log = (np.log(q * law.B) - np.log(p * law.A)) / q + (1 - p / q) * np.log(law.form.unit)
-        return cls(float(np.exp(log)), p / q, 1 / q)
+        with np.errstate(over="ignore"):
+            return cls(float(np.exp(log)), p / q, 1 / q)
 
     @property
     def tau(self) -> float:
@@ -116,7 +121,8 @@ class Frontier:
     def tokens(self, size: ArrayLike, per_token: FlopsPerToken = SIX_N) -> Floats:
         """D*(N)."""
         n = np.asarray(size, float)
-        return self.K * n**self.p * per_token.elasticity(n) ** self.q
+        with np.errstate(over="ignore", invalid="ignore"):  # of a law that no runs decide
+            return self.K * n**self.p * per_token.elasticity(n) ** self.q
 
     def closed_form(self, budget: float) -> Optimum:
         """Where training takes 6 N FLOPs a token."""
@@ -124,7 +130,8 @@ class Frontier:
         G = self.K**self.tau
         return Optimum(budget, (budget / 6) ** self.tau / G, G * (budget / 6) ** (1 - self.tau))
 
-    def optimum(self, budget: float, per_token: FlopsPerToken = SIX_N) -> Optimum:
+    def optimum(self, budget: float, per_token: FlopsPerToken = SIX_N) -> Optimum | None:
+        """None if the best size is beyond all that anyone would train."""
         _check_budget(budget)
 
         def gap(log_n: float) -> float:
@@ -133,7 +140,7 @@ class Frontier:
 
         low, high = _LOG_SIZES[[0, -1]]
         if not gap(low) < 0 < gap(high):
-            raise UserError(f"{budget:g} FLOPs have no best size: they are too few or too many.")
+            return None
         size = float(np.exp(brentq(gap, low, high, xtol=1e-12)))
         return Optimum(budget, size, float(budget / per_token(size)))
 

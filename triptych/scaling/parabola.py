@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from triptych.errors import UserError
 from triptych.scaling.law import Floats
@@ -34,9 +33,3 @@ def bottom(points: Floats, losses: Floats, neighbours: int = 1) -> Bottom:
     if not x[0] < lowest < x[-1]:  # noise bent it; through three points, the lowest in the middle, it cannot
         return bottom(points, losses)
     return Bottom(float(np.exp(lowest)), float(height - slope**2 / (4 * square)), is_on_edge=False)
-
-
-def alike(values: Floats, within: float) -> list[NDArray[np.int64]]:
-    """Positions of values that are the same but for a rounding of so much of their logarithm, from the least on."""
-    order = np.argsort(values, kind="stable")
-    return list(np.split(order, np.flatnonzero(np.diff(np.log(values[order])) > within) + 1))

@@ -14,6 +14,7 @@ from typing import Any
 
 from triptych.data.shards import write_atomically
 from triptych.errors import DataError, UserError
+from triptych.recipes import recipe
 from triptych.scaling.grid import Cell
 from triptych.train.begin import need_data
 from triptych.train.config import RunConfig, assignments
@@ -45,10 +46,11 @@ class Planned:
         return ["train", self.recipe, *self.changes, "--out", str(folder / "runs" / self.name)]
 
 
-def planned(cell: Cell, recipe: str, base: RunConfig) -> Planned:
-    """A cell as a change of the recipe that `base` is."""
-    changes = tuple(assignments(base, cell.config))
-    return Planned(cell.key, recipe, changes, cell.budget, cell.N, cell.D, cell.C, cell.config.num_steps)
+def planned(cell: Cell) -> Planned:
+    """A cell as a change of its recipe."""
+    name = cell.config.recipe
+    changes = tuple(assignments(recipe(name), cell.config))
+    return Planned(cell.key, name, changes, cell.budget, cell.N, cell.D, cell.C, cell.config.num_steps)
 
 
 def write_grid(folder: Path, runs: Sequence[Planned]) -> None:

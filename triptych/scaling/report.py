@@ -1,18 +1,16 @@
-"""What a fit says: in sentences, and as JSON that `triptych plan --law` reads again."""
+"""What a fit says: in sentences, and as JSON (triptych.scaling.saved reads it again)."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from triptych.errors import DataError, UserError
 from triptych.scaling.fit import LEVEL, Comparison, Fit, interval
 from triptych.scaling.law import Law
 from triptych.scaling.optimal import FlopsPerToken, line_search
+
+Ends = tuple[float, float]
 
 
 def coefficients_line(fit: Fit) -> str:
@@ -53,29 +51,32 @@ class Best:
     N: float
     D: float
     loss: float
-    intervals: Mapping[str, tuple[float, float]]
+    intervals: Mapping[str, Ends]
 
     @property
     def as_json(self) -> dict[str, Any]:
         values = {"flops": self.flops, "N": self.N, "D": self.D, "tokens_per_parameter": self.D / self.N}
-        return values | {"loss": self.loss, "intervals": {name: _finite(ends) for name, ends in self.intervals.items()}}
+        return values | {"loss": self.loss, "intervals": {name: finite(ends) for name, ends in self.intervals.items()}}
 
 
 def best_for(law: Law, laws: Sequence[Law], budget: float, per_token: FlopsPerToken) -> Best | None:
-    """None if no size is best by the law: it falls, or rises, with N for ever."""
-
-    def quantity(name: str, each: Law) -> float:
-        try:
-            found = line_search(each, budget, per_token)
-        except UserError:
-            return float("nan")
-        return {"N": found.N, "D": found.D, "loss": float(each.loss(found.N, found.D))}[name]
-
-    values = {name: quantity(name, law) for name in ("N", "D", "loss")}
-    if not np.isfinite(values["N"]):
+    """None if no size is best by the law."""
+    values = _best(law, budget, per_token)
+    if not np.isfinite(values).all():
         return None
-    ends = {name: interval(law, laws, partial(quantity, name)) for name in values}
-    return Best(budget, intervals=ends, **values)
+    again = [_best(each, budget, per_token) for each in laws]
+    ends = {name: interval(value, each) for name, value, each in zip(_BEST, values, zip(*again))}
+    return Best(budget, *values, intervals=ends)
+
+
+_BEST = ("N", "D", "loss")
+
+
+def _best(law: Law, budget: float, per_token: FlopsPerToken) -> tuple[float, float, float]:
+    found = line_search(law, budget, per_token)
+    if found is None:
+        return float("nan"), float("nan"), float("nan")
+    return found.N, found.D, float(law.loss(found.N, found.D))
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def as_json(
 def _fit_json(fit: Fit) -> dict[str, Any]:
     return {
         "law": fit.law.as_json,
-        "intervals": {name: _finite(ends) for name, ends in fit.intervals.items()},
+        "intervals": {name: finite(ends) for name, ends in fit.intervals.items()},
         "level": LEVEL,
         "undecided": list(fit.undecided),
         "fitted": {"r2": _number(fit.r2), "mre": fit.mre},
@@ -113,25 +114,10 @@ def _fit_json(fit: Fit) -> dict[str, Any]:
     }
 
 
-def _finite(ends: tuple[float, float]) -> list[float | None]:
+def finite(ends: Ends) -> list[float | None]:
+    """For JSON, which has no numbers that are none."""
     return [_number(end) for end in ends]
 
 
 def _number(value: float) -> float | None:
     return value if np.isfinite(value) else None
-
-
-def read_fit(path: Path) -> tuple[Law, list[Law]]:
-    """The law of N and D that was chosen, and those of its rounds, from what `triptych fit --save` has written."""
-    if not path.is_file():
-        raise UserError(f"there is no file {path}. Make it with: triptych fit RUNS --save {path}")
-    try:
-        content = json.loads(path.read_text())
-        found = content["fits"][content["chosen"]]
-        law, laws = found["law"], list(found["rounds"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not what `triptych fit RUNS --save` writes ({error!r}).") from error
-    found_law = Law.from_json(law)
-    if found_law.form.columns != ("N", "D"):
-        raise DataError(f"{path} holds a law of {' and '.join(found_law.form.columns)}; expected one of N and D.")
-    return found_law, [Law.from_json(each) for each in laws]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from triptych.errors import DataError, UserError, did_you_mean
+from triptych.scaling.groups import alike
 from triptych.scaling.law import Floats
 
 # What others call the columns; the first is ours. Compared without regard to case.
@@ -28,11 +29,9 @@ LEAST_RUNS, LEAST_RESAMPLED = 10, 5
 _LEAST_DIFFERENT = 3
 _LEAST_COUNT = 1000  # nobody trains fewer parameters, or on fewer tokens: smaller numbers are of another unit
 _ONE_LINE = 0.999
-_SAME_TOKENS = 0.03
-_LEAST_PER_6ND, _MOST_PER_6ND = (
-    0.2,
-    1e4,
-)  # FLOPs: a little less where little is predicted, far more where heads are large
+_SAME_TOKENS = np.log1p(0.03)
+# FLOPs: some count less than all of it, and a small model's head is most of it.
+_LEAST_PER_6ND, _MOST_PER_6ND = 0.2, 1e4
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,12 @@ class Runs:
     def cells(self) -> NDArray[np.int64]:
         """The same number for runs that differ in their seed alone: other sequences have a few tokens more or less."""
         first, second = self.columns
-        found, count = np.zeros(len(self), np.int64), -1
-        began: tuple[float, float] | None = None
-        for run in np.lexsort((second, first)):
-            if began is None or first[run] != began[0] or second[run] > began[1] * (1 + _SAME_TOKENS):
-                began, count = (first[run], second[run]), count + 1
-            found[run] = count
+        found, count = np.zeros(len(self), np.int64), 0
+        for size in np.unique(first):
+            same = np.flatnonzero(first == size)
+            for group in alike(second[same], _SAME_TOKENS):
+                found[same[group]] = count
+                count += 1
         return found
 
     def spread_problem(self, least: int = LEAST_RUNS) -> str | None:

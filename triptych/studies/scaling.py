@@ -61,6 +61,7 @@ def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBund
 
     def run(trial: Trial) -> dict[str, Any]:
         cell = planned[trial.key]
+        print(f"{trial.key}: {cell.config.num_steps:,} steps, {cell.D:.3g} tokens", flush=True)
         outcome = train_briefly(cell.config, bundle)
         counted = {"N": cell.N, "D": outcome.tokens, "C": cell.C / cell.D * outcome.tokens}
         return {**outcome.as_json, **counted, "curve": outcome.curve}
@@ -94,20 +95,6 @@ def runs(records: Records) -> Runs:
     return runs_of(("N", "D"), *([each[name] for each in kept] for name in ("N", "D", "loss", "C")))
 
 
-def runs_problem(records: Records) -> str | None:
-    """Why no law can be fitted to them, if so."""
-    try:
-        runs(records)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def per_token(records: Records) -> FlopsPerToken:
-    kept = _kept(records)
-    return FlopsPerToken.through([each["N"] for each in kept], [each["C"] / each["D"] for each in kept])
-
-
 def _budget(record: dict[str, Any]) -> float:
     """As it is named, for it may have been computed in two ways."""
     return float(f"{record['budget']:.4g}")
@@ -128,7 +115,8 @@ def bottoms(records: Records) -> dict[float, Bottom]:
 
 
 def _findings(records: Records) -> list[str]:
-    table, cost, kept = runs(records), per_token(records), _kept(records)
+    table, kept = runs(records), _kept(records)
+    cost = FlopsPerToken.of(table)
     both = [fit(form, table) for form in (JOINT, ADDITIVE)]
     comparison = compare(*both)
     sizes, tokens = table.columns
@@ -158,8 +146,8 @@ def _findings(records: Records) -> list[str]:
     inside = {budget: each.at for budget, each in by_parabola.items() if not each.is_on_edge}
     if len(inside) >= 3:
         slope = np.polyfit(np.log(list(inside)), np.log(list(inside.values())), 1)[0]
-        by_law = [line_search(best.law, budget, cost).N for budget in inside]
-        law_slope = np.polyfit(np.log(list(inside)), np.log(by_law), 1)[0]
+        by_law = {budget: law.N for budget in inside if (law := line_search(best.law, budget, cost)) is not None}
+        law_slope = np.polyfit(np.log(list(by_law)), np.log(list(by_law.values())), 1)[0] if len(by_law) > 1 else np.nan
         found.append(
             f"the best size grows as C^{slope:.2f} by parabolas through the runs ({len(inside)} budgets), as "
             f"C^{law_slope:.2f} by the law with the FLOPs of these models, as C^{frontier.tau:.2f} where training "
@@ -183,12 +171,14 @@ def _forecast_lines(kept: Records, largest: float) -> list[str]:
     """What the laws say of the largest budget when they have not seen it."""
     below = [each for each in kept if _budget(each) < largest]
     last = [each for each in kept if _budget(each) == largest]
-    if runs_problem(below):
+    try:
+        seen = runs(below)
+    except UserError:  # too few
         return []
     sizes, tokens, losses = (np.array([each[name] for each in last], float) for name in ("N", "D", "loss"))
     found = []
     for form in (JOINT, ADDITIVE):
-        misses = fit(form, runs(below), rounds=0).law.loss(sizes, tokens) / losses - 1
+        misses = fit(form, seen, rounds=0).law.loss(sizes, tokens) / losses - 1
         found.append(
             f"fitted to the smaller budgets alone, the {form.name} law misses the {len(last)} runs of {largest:.3g} "
             f"FLOPs by {np.abs(misses).mean():.2%} on average ({misses.min():+.1%} to {misses.max():+.1%})"
@@ -200,8 +190,10 @@ def _flatness_line(best: Fit, budgets: list[float], cost: FlopsPerToken) -> str:
     """What a wrong size costs."""
     rises = []
     for budget in budgets:
-        size = line_search(best.law, budget, cost).N
-        tried = np.array([size, size / 3, 3 * size])
+        found = line_search(best.law, budget, cost)
+        if found is None:
+            continue
+        tried = found.N * np.array([1, 1 / 3, 3])
         losses = best.law.loss(tried, budget / cost(tried))
         rises += list(losses[1:] / losses[0] - 1)
     return (
@@ -226,19 +218,21 @@ def _shown_sizes(table: Runs) -> list[float]:
 
 def _budget_line(budget: float, kept: Records, best: Fit, cost: FlopsPerToken, found: Bottom | None) -> str:
     run = _best_run(kept, budget)
-    law = line_search(best.law, budget, cost)
-    parabola = ""
+    law, parabola = line_search(best.law, budget, cost), ""
+    by_law = "no size is best by the law"
+    if law is not None:
+        by_law = f"by the law N {law.N:,.0f}, {law.tokens_per_parameter:,.0f} tokens per parameter"
     if found is not None:
         parabola = "; the best is at an edge" if found.is_on_edge else f"; by parabola N {found.at:,.0f}"
     return (
         f"{budget:.3g} FLOPs: best run {run['width']} x {run['layers']}, N {run['N']:,}, "
-        f"{run['D'] / run['N']:,.0f} tokens per parameter, loss {run['loss']:.3f}; by the law N {law.N:,.0f}, "
-        f"{law.tokens_per_parameter:,.0f} tokens per parameter{parabola}"
+        f"{run['D'] / run['N']:,.0f} tokens per parameter, loss {run['loss']:.3f}; {by_law}{parabola}"
     )
 
 
 def _draw(records: Records, path: Path) -> None:
-    table, cost, kept = runs(records), per_token(records), _kept(records)
+    table, kept = runs(records), _kept(records)
+    cost = FlopsPerToken.of(table)
     best = compare(*(fit(form, table) for form in (JOINT, ADDITIVE))).better
     plt = pyplot()
     figure, panels = plt.subplots(2, 3, figsize=(15, 8.4))

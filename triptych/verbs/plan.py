@@ -254,76 +254,44 @@ def _bytes(number: float) -> str:
 
 def _run_budget(args: argparse.Namespace) -> None:
     import json
-    import shlex
 
     from triptych.plan import KAPPA_1_PERCENT, KAPPA_10_PERCENT
-    from triptych.recipes import recipe
+    from triptych.scaling.advice import advise
     from triptych.scaling.family import family_for
-    from triptych.scaling.optimal import Frontier
-    from triptych.scaling.published import PUBLISHED
-    from triptych.scaling.report import best_for, read_fit
-    from triptych.train.config import assignments
+    from triptych.scaling.saved import read_fit
 
     if any(getattr(args, name) is not None for name in ("gpus", "gpu", "mfu", "price_per_hour")) or args.rehearse:
         raise UserError("--budget goes without --gpus and its options: plan the recipe that comes out with them.")
     family = family_for(*recipe_and_changes(args))
-    rows: list[tuple[str, Frontier, dict[str, tuple[float, float]], str]] = []
-    if args.law is not None:
-        law, laws = read_fit(args.law)
-        best = best_for(law, laws, args.budget, family.smooth)
-        if best is None:
-            raise UserError(f"no size is best for {args.budget:g} FLOPs by the law in {args.law}.")
-        rows.append((str(args.law), Frontier.of(law), dict(best.intervals), ""))
-    for name, published in PUBLISHED.items():
-        size = published.frontier.optimum(args.budget, family.smooth).N
-        is_near = published.sizes[0] / 10 <= size <= published.sizes[1] * 10
-        low, high = (short(each) for each in published.sizes)
-        rows.append((name, published.frontier, {}, "" if is_near else f"far from its runs, {low} to {high}"))
-    advice: list[dict[str, Any]] = []
-    for name, frontier, ends, note in rows:
-        best_size, chosen = frontier.optimum(args.budget, family.smooth), family.best(frontier, args.budget)
-        command = None
-        if chosen is not None:
-            wanted = [] if chosen[1].config.data else ["data=FOLDER,..", "validation_data=FOLDER,.."]
-            changes = assignments(recipe(chosen[0]), chosen[1].config)
-            command = shlex.join(["triptych", "train", chosen[0], *changes, *wanted])
-        cell = None if chosen is None else chosen[1]
-        row = {"law": name, "N": best_size.N, "D": best_size.D, "intervals": ends, "note": note}
-        advice.append({**row, "model": cell, "command": command})
+    advice = advise(family, args.budget, None if args.law is None else read_fit(args.law))
     if args.json:
-        print(json.dumps({"budget": args.budget, "advice": [_advice_json(each) for each in advice]}, indent=2))
+        print(json.dumps({"budget": args.budget, "advice": [each.as_json for each in advice]}, indent=2))
         return
     print(f"{args.budget:g} FLOPs, {family}")
     print(f"  {'by':24} {'N':>7}  {'D':>7}  {'D/N':>6}   {'nearest model':>13} {'N':>7}  {'D':>7}  {'batch':>6}  steps")
     for each in advice:
-        cell, model = each["model"], "none of the family"
-        if cell is not None:
-            shape = f"{cell.config.model.num_layers} x {cell.config.model.width}"
-            batch, steps = cell.config.loader.global_batch, cell.config.num_steps
-            model = f"{shape:>13} {short(cell.N):>7}  {short(cell.D):>7}  {batch:6,}  {steps:,}"
-        note = f"   ({each['note']})" if each["note"] else ""
-        sizes = f"{short(each['N']):>7}  {short(each['D']):>7}  {each['D'] / each['N']:6.3g}"
-        print(f"  {each['law']:24} {sizes}   {model}{note}")
-        if each["intervals"]:
-            reach = [f"{name} {interval_text(*ends)}" for name, ends in each["intervals"].items()]
+        if each.best is None:
+            print(f"  {each.law:24} no size is best for so many FLOPs")
+            continue
+        model, best = "none of the family", each.best
+        if each.cell is not None:
+            run, cell = each.cell.config, each.cell
+            shape, batch = f"{run.model.num_layers} x {run.model.width}", run.loader.global_batch
+            model = f"{shape:>13} {short(cell.N):>7}  {short(cell.D):>7}  {batch:6,}  {run.num_steps:,}"
+        note = f"   ({each.note})" if each.note else ""
+        print(
+            f"  {each.law:24} {short(best.N):>7}  {short(best.D):>7}  {best.tokens_per_parameter:6.3g}   {model}{note}"
+        )
+        if each.intervals:
+            reach = [f"{name} {interval_text(*ends)}" for name, ends in each.intervals.items()]
             print(f"  {'':24} 90% intervals: {', '.join(reach)}")
     print(
         f"\nN is without embeddings (Chinchilla counts them). kappa is 1 in these batches; up to {KAPPA_1_PERCENT:g} x "
         f"as large, exp(loss) rises by at most 1 %, up to {KAPPA_10_PERCENT:g} x by 10 % (studies/batch-size)."
     )
-    first = next((each["command"] for each in advice if each["command"]), None)
+    first = next((each.command for each in advice if each.command), None)
     if first is not None:
         print(f"the first of these models: {first}")
-
-
-def _advice_json(advice: dict[str, Any]) -> dict[str, Any]:
-    cell, model = advice["model"], None
-    if cell is not None:
-        shape = {"num_layers": cell.config.model.num_layers, "width": cell.config.model.width}
-        run = {"batch": cell.config.loader.global_batch, "num_steps": cell.config.num_steps}
-        model = {**shape, "N": cell.N, "D": cell.D, **run, "flops": cell.C}
-    ends = {name: [end if end == end else None for end in each] for name, each in advice["intervals"].items()}
-    return {**advice, "model": model, "intervals": ends}
 
 
 VERBS = {"plan": Verb("what a recipe comes to, or which model suits a budget", _describe_plan, _run_plan)}

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def _run_fit(args: argparse.Namespace) -> None:
     budgets: list[float] = []
     if chosen.law.form is not NOISE:
         sizes, tokens = runs.columns
-        per_token = SIX_N if runs.flops is None else FlopsPerToken.through(sizes, runs.flops / tokens)
+        per_token = FlopsPerToken.of(runs)
         most = float((per_token(sizes) * tokens).max())
         budgets = args.budget or [float(f"{most * factor:.1g}") for factor in (1, 10, 100)]
         best = [each for each in (best_for(chosen.law, chosen.laws, budget, per_token) for budget in budgets) if each]
@@ -195,9 +196,7 @@ examples:
         "--budgets", type=whole_number, default=24, metavar="K", help="both ends among them (default: 24)"
     )
     parser.add_argument("--sizes", type=whole_number, default=11, metavar="K", help="per budget, at most (default: 11)")
-    parser.add_argument(
-        "--tokens-per-parameter", type=two_numbers, default=(1.0, 2000.0), metavar="LOW,HIGH", help="default: 1,2000"
-    )
+    parser.add_argument("--tokens-per-parameter", type=two_numbers, metavar="LOW,HIGH", help="default: 1,2000")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the grid there")
     parser.add_argument("--commands", action="store_true", help="print a command for each run, and nothing else")
     parser.add_argument("--gpu", metavar="NAME", help="say how long it takes on these, e.g. h100; cpu for this machine")
@@ -211,17 +210,24 @@ def _run_grid(args: argparse.Namespace) -> None:
     import shlex
     from dataclasses import asdict
 
-    from triptych.recipes import recipe
     from triptych.scaling.family import family_for
+    from triptych.scaling.grid import TOKENS_PER_PARAMETER, budgets_between, isoflop_grid
     from triptych.scaling.queue import check_run, planned, write_grid
 
     if args.out is None and args.commands:
         raise UserError("--commands needs --out FOLDER: where the runs are to lie.")
     family = family_for(*recipe_and_changes(args))
-    cells = _grid_cells(args, family)
-    runs = [planned(cell, name, recipe(name)) for name, cell in cells]
+    cells = isoflop_grid(
+        family.members,
+        family.vocabulary,
+        family.lengths,
+        budgets_between(args.low, args.high, args.budgets),
+        tokens_per_parameter=args.tokens_per_parameter or TOKENS_PER_PARAMETER,
+        most_sizes=args.sizes,
+    )
+    runs = [planned(cell) for cell in cells]
     if args.out is not None:
-        check_run(cells[0][1].config)
+        check_run(cells[0].config)
         write_grid(args.out, runs)
     if args.commands:
         for run in runs:
@@ -235,7 +241,7 @@ def _run_grid(args: argparse.Namespace) -> None:
     print(f"isoFLOPs, {family}\n")
     print(f"{'FLOPs':>9}   {'runs':>4}   {'N':>16}   {'D':>16}   {'D/N':>13}   {'batch':>11}   {'steps':>15}")
     for budget in sorted({run.budget for run in runs}):
-        row = [cell for _, cell in cells if cell.budget == budget]
+        row = [cell for cell in cells if cell.budget == budget]
         ratios = [cell.tokens_per_parameter for cell in row]
         batches = [cell.config.loader.global_batch for cell in row]
         columns = (
@@ -261,7 +267,7 @@ def recipe_and_changes(args: argparse.Namespace) -> tuple[str, list[str]]:
     return args.recipe, args.changes
 
 
-def _ends(values: list[float]) -> str:
+def _ends(values: Sequence[float]) -> str:
     return f"{short(min(values))} to {short(max(values))}"
 
 
@@ -278,20 +284,7 @@ def _hours(args: argparse.Namespace, flops: float) -> dict[str, Any]:
     return {"hours": hours, "cost": None if args.price_per_hour is None else hours * args.price_per_hour}
 
 
-def _grid_cells(args: argparse.Namespace, family: Any) -> list[tuple[str, Any]]:
-    """The runs, each with the recipe it is a change of."""
-    from triptych.scaling.grid import budgets_between, isoflop_grid
-
-    cells = isoflop_grid(
-        family.members,
-        family.vocabulary,
-        family.lengths,
-        budgets_between(args.low, args.high, args.budgets),
-        tokens_per_parameter=args.tokens_per_parameter,
-        most_sizes=args.sizes,
-    )
-    by_width = {member.model.width: name for name, member in zip(family.recipes, family.members)}
-    return [(by_width[cell.config.model.width], cell) for cell in cells]
+# -- its runs ----------------------------------------------------------------------------------------------------------
 
 
 def _describe_sweep(parser: argparse.ArgumentParser) -> None:

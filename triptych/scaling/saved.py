@@ -1,0 +1,32 @@
+"""What `triptych fit --save` writes, and `triptych plan --law` reads."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych.errors import DataError, UserError
+from triptych.scaling.law import Law
+
+
+@dataclass(frozen=True)
+class SavedFit:
+    name: str
+    law: Law
+    """That was chosen: of N and D."""
+    laws: list[Law]
+    """Of its rounds."""
+
+
+def read_fit(path: Path) -> SavedFit:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}. Make it with: triptych fit RUNS --save {path}")
+    try:
+        content = json.loads(path.read_text())
+        found = content["fits"][content["chosen"]]
+        law, laws = found["law"], list(found["rounds"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not what `triptych fit RUNS --save` writes ({error!r}).") from error
+    chosen = Law.from_json(law)
+    if chosen.form.columns != ("N", "D"):
+        raise DataError(f"{path} holds a law of {' and '.join(chosen.form.columns)}; expected one of N and D.")
+    return SavedFit(str(path), chosen, [Law.from_json(each) for each in laws])
