@@ -31,7 +31,7 @@ test: $(VENV)/.installed-all lint
 
 # Fifty kills of one run, at random; some minutes.
 faults: $(VENV)/.installed-all
-	$(BIN)/python tests/train/faults.py --kills 50
+	$(BIN)/python tests/training/faults.py --kills 50
 
 lint: $(VENV)/.installed-all
 	$(BIN)/ruff check .

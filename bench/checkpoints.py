@@ -19,12 +19,12 @@ from measure import random_data
 
 from triptych.recipes import recipe
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train import checkpoint as ckpt
-from triptych.train.begin import start
-from triptych.train.config import RunConfig
-from triptych.train.log import read_records
-from triptych.train.loop import train
-from triptych.train.ranks import Ranks
+from triptych.training import checkpoint as ckpt
+from triptych.training.config import RunConfig
+from triptych.training.logging import read_records
+from triptych.training.loop import train
+from triptych.training.ranks import Ranks
+from triptych.training.setup import start
 
 EVERY = 20
 

@@ -22,8 +22,8 @@ import torch
 
 from triptych.errors import require
 from triptych.eval.audio import transcribe
-from triptych.eval.scenes import Score, _spoken, _wer, examine
-from triptych.pipeline import Pipeline
+from triptych.hub.pipeline import Pipeline
+from triptych.scenes.exam import Score, _spoken, _wer, examine
 
 POINT = 0.01
 RECORDS, FIGURE = Path("bench/results/fewer_steps.jsonl"), Path("docs/images/fewer-steps.png")

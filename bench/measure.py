@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from triptych.data.shards import Manifest, write_shard
 from triptych.data.types import TokenSample
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.peak import matmul_peak
+from triptych.training.peak import matmul_peak
 from triptych.vocab import Task
 
 Call = Callable[[], object]

@@ -135,7 +135,7 @@ def run_config(shape: Shape, world: Path) -> Any:
     from triptych.data.loader import LoaderConfig
     from triptych.data.pack import Packed
     from triptych.model.transformer import ModelConfig
-    from triptych.train.config import OptimizerConfig, ParallelConfig, RunConfig
+    from triptych.training.config import OptimizerConfig, ParallelConfig, RunConfig
 
     rows = shape.rows * shape.micro_batches * shape.ranks
     return RunConfig(
@@ -170,8 +170,8 @@ def train_and_measure(shape: Shape, folder: Path) -> None:
     import torch
 
     from triptych.tokenizers.bundle import TokenizerBundle
-    from triptych.train import begin, loop
-    from triptych.train.ranks import join
+    from triptych.training import begin, loop
+    from triptych.training.ranks import join
 
     torch.set_num_threads(1)
     ranks, cpu = join(), torch.device("cpu")

@@ -24,8 +24,8 @@ from triptych.data.pack import Packed, Padded
 from triptych.model.segments import whole_rows
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.recipes import recipe
-from triptych.train.ranks import Ranks
-from triptych.train.step import ModelInput, micro_inputs
+from triptych.training.ranks import Ranks
+from triptych.training.step import ModelInput, micro_inputs
 from triptych.vocab import paper_vocabulary
 
 SEQ_LEN = 3256

@@ -25,7 +25,7 @@ from torch import Tensor
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.sample.canvas import Canvas, Layout, known, lay_out, masked
 from triptych.sample.generate import Settings, _group, _Proposer, generate
-from triptych.sample.unmask import SAMPLERS
+from triptych.sample.samplers import SAMPLERS
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 SHAPE = ModelConfig(num_layers=4, width=512, num_heads=4, d_ff=1408)

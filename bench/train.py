@@ -31,11 +31,11 @@ from triptych.model.segments import Segments, whole_rows
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise
 from triptych.recipes import recipe
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
-from triptych.train.distributed import clip_gradients
-from triptych.train.loop import _average
-from triptych.train.ranks import Ranks
-from triptych.train.step import ModelInput, build_model, build_optimizer, micro_inputs, train_step
+from triptych.training.config import RunConfig
+from triptych.training.distributed import clip_gradients
+from triptych.training.loop import _average
+from triptych.training.ranks import Ranks
+from triptych.training.step import ModelInput, build_model, build_optimizer, micro_inputs, train_step
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 WIDE = ModelConfig(num_layers=4, width=512, num_heads=4, d_ff=1408)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.cli import parse
+from triptych.cli.main import parse
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

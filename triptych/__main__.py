@@ -1,4 +1,4 @@
-from triptych.cli import main
+from triptych.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -20,7 +20,7 @@ from triptych.model.count import Load, Memory, _kept, advice, flops, memory, par
 from triptych.model.segments import Segments, find_segments, whole_rows
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise, tagged_parameters
 from triptych.recipes import recipe
-from triptych.train.config import ParallelConfig
+from triptych.training.config import ParallelConfig
 from triptych.vocab import Vocabulary, paper_vocabulary
 
 SMALL = Vocabulary(text=50, image=30, audio=20)

@@ -17,7 +17,7 @@ from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, unsaid
 from triptych.sample.generate import Settings, generate
 from triptych.sample.presets import PRESETS, Use
-from triptych.sample.unmask import SAMPLERS
+from triptych.sample.samplers import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
 
 

@@ -8,14 +8,14 @@ import pytest
 from triptych.errors import UserError
 from triptych.model.count import flops, parameters
 from triptych.recipes import family_of, recipe
-from triptych.recipes.family import by_module, of_width
+from triptych.recipes.proxy import by_module, of_width
 from triptych.scaling.family import Family, family_for
 from triptych.scaling.grid import Cell, Lengths, budgets_between, cell_of, isoflop_grid
 from triptych.scaling.law import JOINT, Law
 from triptych.scaling.optimal import Frontier
 from triptych.scaling.published import CHINCHILLA, PAPER
 from triptych.scaling.queue import planned, read_grid, write_grid
-from triptych.train.config import override
+from triptych.training.config import override
 from triptych.vocab import paper_vocabulary
 
 VOCABULARY = paper_vocabulary()

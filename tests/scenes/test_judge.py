@@ -3,8 +3,8 @@ import pytest
 from PIL import Image, ImageFilter
 
 from triptych.scenes.grammar import CATEGORIES, COLOURS, Group, Scene, sample_scene
+from triptych.scenes.image import PICTURE, Placed, draw, picture, place
 from triptych.scenes.judge import describes, read, same_scene, score, shows, tells
-from triptych.scenes.picture import PICTURE, Placed, draw, picture, place
 from triptych.scenes.sprites import LOOKS, SIZE
 
 

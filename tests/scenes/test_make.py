@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.cli import main
+from triptych.cli.main import main
 from triptych.data.loader import Loader
 from triptych.data.shards import Manifest
 from triptych.errors import UserError
 from triptych.recipes import recipe
 from triptych.scenes.make import make_scenes
-from triptych.train.config import override
+from triptych.training.config import override
 from triptych.vocab import Task
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from triptych.cli.study import STUDIES
 from triptych.studies.base import Study, about
-from triptych.trials import Records
-from triptych.verbs.study import STUDIES
+from triptych.utils.trials import Records
 
 KEPT = sorted(path.parent for path in (Path(__file__).parents[2] / "studies").glob("*/study.json"))
 

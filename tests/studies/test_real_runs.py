@@ -11,15 +11,15 @@ from PIL import Image
 from scipy.stats import truncnorm
 from train_fakes import make_world, world_changes
 
-from triptych.cli import main
-from triptych.recipes.family import family, member
+from triptych.cli.main import main
+from triptych.recipes.proxy import family, member
 from triptych.studies.base import join
-from triptych.studies.brief import train_briefly
 from triptych.studies.coordinates import sizes
+from triptych.studies.in_memory import train_briefly
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig, override
+from triptych.training.config import RunConfig, override
 from triptych.transfer.per_module import table_named
-from triptych.trials import Records
+from triptych.utils.trials import Records
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_scaling_study_from_command_to_figure(changes, tmp_path: Path, capsys)
 
 
 def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(sys.modules["triptych.recipes.family"], "BASE_STEPS", 2)  # a function has that name too
+    monkeypatch.setattr(sys.modules["triptych.recipes.proxy"], "BASE_STEPS", 2)  # a function has that name too
     out = tmp_path / "search"
     words = ["study", "search", "--out", str(out), "--trials", "13", "--top", "2", "--again", "2", *changes]
     assert command(*words) == 0
@@ -175,7 +175,7 @@ def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys,
 
 
 def test_a_search_by_module_from_command_to_figure(changes, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(sys.modules["triptych.recipes.family"], "BASE_STEPS", 2)  # a function has that name too
+    monkeypatch.setattr(sys.modules["triptych.recipes.proxy"], "BASE_STEPS", 2)  # a function has that name too
     out = tmp_path / "modules"
     words = ["study", "modules", "--out", str(out), "--rounds", "2", "--proposals", "3", "--seeds", "2", *changes]
     assert command(*words) == 0

@@ -30,10 +30,10 @@ from triptych.studies.search_modules import (
     search_modules,
     state,
 )
-from triptych.train.config import override
+from triptych.training.config import override
 from triptych.transfer.groups import groups
 from triptych.transfer.per_module import PRESETS, Multipliers, Table, table_named
-from triptych.trials import Records
+from triptych.utils.trials import Records
 from triptych.vocab import Vocabulary
 
 ROLES = ("embed", "mlp_fc1", "norm1")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from triptych.arguments import numbers, whole_numbers
-from triptych.recipes.family import BASE_BATCH, BASE_LAYERS, BASE_STEPS, BASE_WIDTH, family, member
+from triptych.cli.args import numbers, whole_numbers
+from triptych.recipes.proxy import BASE_BATCH, BASE_LAYERS, BASE_STEPS, BASE_WIDTH, family, member
 from triptych.studies import batch_size, coordinates, gamma, lr_transfer
 
 

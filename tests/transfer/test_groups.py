@@ -9,8 +9,8 @@ import torch
 from triptych.errors import UserError
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise, tagged_parameters
 from triptych.recipes import recipe
-from triptych.train.config import RunConfig, override
-from triptych.train.step import build_optimizer
+from triptych.training.config import RunConfig, override
+from triptych.training.step import build_optimizer
 from triptych.transfer.groups import Globals, Transfer, TransferConfig, groups
 from triptych.transfer.per_module import PRESETS, Multipliers, Table
 from triptych.transfer.rules import RULES, kind_of

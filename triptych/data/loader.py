@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from triptych.data.ahead import Ahead
 from triptych.data.mix import Mixture, OnePass, Picks, random_bits, source_weights
 from triptych.data.pack import Layout, Packed, Placement, check_at_least
+from triptych.data.prefetch import Ahead
 from triptych.data.sequences import (
     NO_OPEN_ENDS,
     PAIR_SPECIALS,

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from triptych.errors import UserError, did_you_mean
-from triptych.recipes.family import HEAD_WIDTH, by_module, family, of_width
 from triptych.recipes.paper import fixed_aspect, paper_3b, paper_base
+from triptych.recipes.proxy import HEAD_WIDTH, by_module, family, of_width
 from triptych.recipes.scenes import nano, scenes
-from triptych.train.config import RunConfig
+from triptych.training.config import RunConfig
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "scenes": scenes,

@@ -3,7 +3,7 @@
 from triptych.data.loader import LoaderConfig
 from triptych.data.pack import Packed
 from triptych.model.transformer import ModelConfig
-from triptych.train.config import OptimizerConfig, ParallelConfig, RunConfig
+from triptych.training.config import OptimizerConfig, ParallelConfig, RunConfig
 from triptych.transfer.groups import TransferConfig
 
 HEAD_WIDTH = 128

@@ -8,8 +8,8 @@ from triptych.data.sequences import OpenEnds
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Cosine, Linear
 from triptych.model.transformer import ModelConfig
-from triptych.recipes.family import FOUND, INIT_STD, from_base
-from triptych.train.config import RunConfig, ValidationConfig
+from triptych.recipes.proxy import FOUND, INIT_STD, from_base
+from triptych.training.config import RunConfig, ValidationConfig
 
 TASKS = ("text", "image-text", "audio-text")
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from triptych.data.mix import random_bits
 from triptych.errors import UserError, did_you_mean
+from triptych.sample.batch import Callback, Group, Proposals, Purpose, Wants
 from triptych.sample.canvas import Canvas, Layout, Span, lay_out, read_back
-from triptych.sample.group import Callback, Group, Proposals, Purpose, Wants
+from triptych.sample.forward import MOST_TOKENS, Columns, Network, hidden_states
 from triptych.sample.logits import Law, constrain, guide
 from triptych.sample.rank import LOOKS, best, has_a_given_side
-from triptych.sample.rows import MOST_TOKENS, Columns, Network, hidden_states
-from triptych.sample.unmask import SAMPLERS
+from triptych.sample.samplers import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
 
 # B requests, T positions, n rows of one modality, V columns of its softmax

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from triptych.sample.canvas import Canvas, lay_out
+from triptych.sample.forward import MOST_TOKENS, Columns, Network, hidden_states
 from triptych.sample.logits import Law, constrain
-from triptych.sample.rows import MOST_TOKENS, Columns, Network, hidden_states
 from triptych.vocab import Modality
 
 # b results, T positions, L of them given, K looks, n masked positions of all looks together

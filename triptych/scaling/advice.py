@@ -6,12 +6,12 @@ from typing import Any
 
 from triptych.recipes import recipe
 from triptych.scaling.family import Family
+from triptych.scaling.fit_file import SavedFit
 from triptych.scaling.grid import Cell
 from triptych.scaling.optimal import Frontier, Optimum
 from triptych.scaling.published import PUBLISHED, Published
 from triptych.scaling.report import Ends, best_for, finite
-from triptych.scaling.saved import SavedFit
-from triptych.train.config import assignments
+from triptych.training.config import assignments
 
 _FAR = 10.0  # times beyond the sizes a law was fitted to
 

@@ -7,12 +7,12 @@ from functools import cached_property
 
 from triptych.errors import UserError
 from triptych.model.count import parameters
+from triptych.plan.lengths import ORIGINS, Origin, gather
 from triptych.recipes import family_of
 from triptych.scaling.grid import DECIDED, Cell, Lengths, cell_of, flops_per_token
 from triptych.scaling.optimal import FlopsPerToken, Frontier, Optimum
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig, override
-from triptych.train.lengths import ORIGINS, Origin, gather
+from triptych.training.config import RunConfig, override
 from triptych.vocab import Vocabulary, paper_vocabulary
 
 

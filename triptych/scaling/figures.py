@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from triptych.figure import pyplot, save
 from triptych.scaling.fit import Fit
 from triptych.scaling.groups import alike
 from triptych.scaling.law import Floats, Law
 from triptych.scaling.optimal import SIX_N, FlopsPerToken, Frontier, line_search
 from triptych.scaling.published import PUBLISHED
+from triptych.utils.plotting import pyplot, save
 
 _SAME_BUDGET = 0.1  # runs whose compute differs by less, in logarithms, belong to one budget
 _MOST_CURVES = 12

@@ -12,7 +12,7 @@ import numpy as np
 
 from triptych.errors import UserError
 from triptych.model.count import flops, parameters
-from triptych.train.config import RunConfig
+from triptych.training.config import RunConfig
 from triptych.vocab import Vocabulary
 
 TOKENS_PER_PARAMETER = (1.0, 2000.0)

@@ -16,10 +16,10 @@ from triptych.data.shards import write_atomically
 from triptych.errors import DataError, UserError
 from triptych.recipes import recipe
 from triptych.scaling.grid import Cell
-from triptych.train.begin import need_data
-from triptych.train.config import RunConfig, assignments
-from triptych.train.log import read_records
-from triptych.train.validate import Estimate, overall
+from triptych.training.config import RunConfig, assignments
+from triptych.training.logging import read_records
+from triptych.training.setup import need_data
+from triptych.training.validate import Estimate, overall
 
 _GRID = "grid.json"
 

@@ -1,4 +1,4 @@
-"""What a fit says: in sentences, and as JSON (triptych.scaling.saved reads it again)."""
+"""What a fit says: in sentences, and as JSON (triptych.scaling.fit_file reads it again)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -10,9 +10,9 @@ from typing import Any
 
 from triptych.recipes import recipe
 from triptych.scaling.queue import check_run, read_grid, result
-from triptych.train.config import override
-from triptych.train.loop import Diverged
-from triptych.trials import Trial, run_trials
+from triptych.training.config import override
+from triptych.training.loop import Diverged
+from triptych.utils.trials import Trial, run_trials
 
 
 @dataclass(frozen=True)

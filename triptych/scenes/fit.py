@@ -13,7 +13,7 @@ import torch
 
 from triptych.scenes import grammar
 from triptych.scenes.grammar import Scene, sample_scene
-from triptych.scenes.picture import PICTURE, picture
+from triptych.scenes.image import PICTURE, picture
 from triptych.scenes.speech import speak
 from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq
 from triptych.tokenizers.fit_movq import fit_movq, retire_codes

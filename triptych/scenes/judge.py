@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from triptych.scenes.grammar import CATEGORIES, INVERSE, Scene, parse
-from triptych.scenes.picture import PICTURE, Placed
+from triptych.scenes.image import PICTURE, Placed
 from triptych.scenes.sprites import LOOKS, SIZE, sprites
 
 # B pictures, L looks, H x W places

@@ -8,7 +8,7 @@ from PIL import Image
 from triptych.errors import UserError, did_you_mean
 from triptych.scenes import grammar
 from triptych.scenes.grammar import Scene
-from triptych.scenes.picture import Placed, draw, place
+from triptych.scenes.image import Placed, draw, place
 from triptych.scenes.speech import speak
 from triptych.tokenizers.base import Sound
 from triptych.vocab import Task

@@ -9,11 +9,11 @@ from typing import Any
 
 from triptych.data.shards import write_atomically
 from triptych.errors import DataError, UserError
-from triptych.recipes.family import family
+from triptych.recipes.proxy import family
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig, to_json
-from triptych.train.log import environment
-from triptych.trials import Trial, run_trials
+from triptych.training.config import RunConfig, to_json
+from triptych.training.logging import environment
+from triptych.utils.trials import Trial, run_trials
 
 Records = Sequence[dict[str, Any]]
 CarryOut = Callable[[argparse.Namespace, RunConfig, TokenizerBundle], bool]

@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from triptych.arguments import positive, whole_number, whole_numbers
+from triptych.cli.args import positive, whole_number, whole_numbers
 from triptych.errors import UserError
-from triptych.figure import pyplot, save
-from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
+from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, member
 from triptych.scaling.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
 from triptych.studies.base import Records, Study, grid
-from triptych.studies.brief import train_briefly
+from triptych.studies.in_memory import train_briefly
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
-from triptych.trials import Trial
+from triptych.training.config import RunConfig
+from triptych.utils.plotting import pyplot, save
+from triptych.utils.trials import Trial
 
 WAYS = ("none", "no decay", "sde")
 DELTAS = (0.01, 0.1)  # how far exp(loss) may rise; the second is what seeds let one see, and what spreads are taken to

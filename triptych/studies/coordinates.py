@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.arguments import positive, several, whole_number
+from triptych.cli.args import positive, several, whole_number
 from triptych.data.loader import Loader
 from triptych.errors import UserError
-from triptych.figure import pyplot, save
 from triptych.model.transformer import Transformer
-from triptych.recipes.family import BASE_LAYERS, BASE_WIDTH, member
+from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, member
 from triptych.studies.base import Records, Study, grid
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
-from triptych.train.ranks import Ranks
-from triptych.train.step import build_model, build_optimizer, micro_inputs, train_step
-from triptych.trials import Trial
+from triptych.training.config import RunConfig
+from triptych.training.ranks import Ranks
+from triptych.training.step import build_model, build_optimizer, micro_inputs, train_step
+from triptych.utils.plotting import pyplot, save
+from triptych.utils.trials import Trial
 from triptych.vocab import Modality
 
 CPU = torch.device("cpu")

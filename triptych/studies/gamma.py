@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from triptych.arguments import numbers, whole_number
+from triptych.cli.args import numbers, whole_number
 from triptych.errors import UserError
-from triptych.figure import pyplot, save
-from triptych.recipes.family import BASE_BATCH, BASE_STEPS, member
+from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, member
 from triptych.scaling.drift_horizon import DriftHorizon, direct_gamma, direct_interval, fit_drift_horizon
 from triptych.studies.base import Records, Study, grid
-from triptych.studies.brief import train_briefly
+from triptych.studies.in_memory import train_briefly
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
-from triptych.trials import Trial
+from triptych.training.config import RunConfig
+from triptych.utils.plotting import pyplot, save
+from triptych.utils.trials import Trial
 
 _DESCRIBES = 0.05  # the largest mean relative error on held-out runs of a law that says something about them
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from triptych.arguments import numbers, positive, whole_number, whole_numbers
+from triptych.cli.args import numbers, positive, whole_number, whole_numbers
 from triptych.errors import UserError, did_you_mean
-from triptych.figure import pyplot, save
-from triptych.recipes.family import BASE_LAYERS, BASE_WIDTH, TUNED, member
+from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, TUNED, member
 from triptych.studies.base import Records, Study, grid
-from triptych.studies.brief import train_briefly
+from triptych.studies.in_memory import train_briefly
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
-from triptych.trials import Trial
+from triptych.training.config import RunConfig
+from triptych.utils.plotting import pyplot, save
+from triptych.utils.trials import Trial
 
 RULES = ("standard", "completed_p")
 RATES = [2.0**exponent * TUNED.lr for exponent in range(-4, 4)]

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from triptych import trials
-from triptych.arguments import positive, whole_number
+from triptych.cli.args import positive, whole_number
 from triptych.errors import UserError
-from triptych.figure import pyplot, save
 from triptych.model.transformer import Transformer, tagged_parameters
-from triptych.recipes.family import member
+from triptych.recipes.proxy import member
 from triptych.studies.base import Records, Study
-from triptych.studies.brief import train_briefly
+from triptych.studies.in_memory import train_briefly
 from triptych.studies.search_modules import (
     INCUMBENT,
     VALUES,
@@ -35,8 +33,10 @@ from triptych.studies.search_modules import (
     state,
 )
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
+from triptych.training.config import RunConfig
 from triptych.transfer.per_module import PRESETS, Table, table_named
+from triptych.utils import trials
+from triptych.utils.plotting import pyplot, save
 
 SEARCH = "search"  # the key of the record that says what the search is
 OTHERS = ("none", "paper", "scenes")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from triptych.arguments import positive, two_numbers, whole_number, whole_numbers
+from triptych.cli.args import positive, two_numbers, whole_number, whole_numbers
 from triptych.errors import UserError
-from triptych.figure import pyplot, save
-from triptych.recipes.family import by_module, of_width
+from triptych.plan.lengths import gather
+from triptych.recipes.proxy import by_module, of_width
 from triptych.scaling import figures
 from triptych.scaling.fit import Fit, compare, fit
 from triptych.scaling.grid import TOKENS_PER_PARAMETER, Lengths, budgets_between, isoflop_grid
@@ -25,11 +25,11 @@ from triptych.scaling.published import PUBLISHED
 from triptych.scaling.report import coefficients_line, comparison_line, errors_line
 from triptych.scaling.runs import Runs, runs_of
 from triptych.studies.base import Records, Study
-from triptych.studies.brief import train_briefly
+from triptych.studies.in_memory import train_briefly
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig
-from triptych.train.lengths import gather
-from triptych.trials import Trial, run_trials
+from triptych.training.config import RunConfig
+from triptych.utils.plotting import pyplot, save
+from triptych.utils.trials import Trial, run_trials
 
 _WIDTHS = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160]
 _MODALITIES = ("text", "image", "audio")

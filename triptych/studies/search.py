@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from triptych import trials
-from triptych.arguments import two_numbers, whole_number
+from triptych.cli.args import two_numbers, whole_number
 from triptych.data.shards import write_atomically
 from triptych.errors import UserError
-from triptych.recipes.family import member
+from triptych.recipes.proxy import member
 from triptych.studies import landscape
 from triptych.studies.base import Records, Study
-from triptych.studies.brief import train_briefly
+from triptych.studies.in_memory import train_briefly
 from triptych.studies.search_global import NAMES, Ranges, Search, random_search, records_of, retest, tuned
 from triptych.studies.search_modules import pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.train.config import RunConfig, to_json
+from triptych.training.config import RunConfig, to_json
+from triptych.utils import trials
 
 RANGES = Ranges(lr=(5e-4, 5e-2))
 

@@ -25,7 +25,7 @@ import numpy as np
 from triptych.errors import UserError, require
 
 if TYPE_CHECKING:  # a landscape is drawn from records alone, and needs no torch for it
-    from triptych.train.config import RunConfig
+    from triptych.training.config import RunConfig
 
 Evaluate = Callable[[dict[str, float], int], float]
 """From the values and a seed to a loss; not finite if the run diverged."""

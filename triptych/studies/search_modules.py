@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import DataError, UserError
-from triptych.train.config import RunConfig
+from triptych.training.config import RunConfig
 from triptych.transfer.per_module import Multipliers, Table
-from triptych.trials import Records, Trial, run_trials
+from triptych.utils.trials import Records, Trial, run_trials
 
 Evaluate = Callable[[Table, int], float]
 """From multipliers and a seed to a loss; not finite if the run diverged."""

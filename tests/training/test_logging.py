@@ -1,0 +1,290 @@
+"""Records: JSON lines that survive a crash, and the lines a console makes of them; TensorBoard reads the same."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from train_fakes import CPU, events, run_it, tiny_run, with_loader
+
+from triptych.data.sequences import NO_OPEN_ENDS, OpenEnds
+from triptych.errors import UserError
+from triptych.model.transformer import Transformer, initialise
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.training.guard import FolderLock
+from triptych.training.logging import Console, Records, environment, read_records
+from triptych.training.ranks import Ranks
+from triptych.training.setup import Run
+from triptych.training.step import build_optimizer
+
+STEP: dict[str, Any] = {
+    "kind": "step",
+    "step": 120,
+    "num_steps": 1000,
+    "loss": 2.34567,
+    "nll": {"text": 1.234, "image": 4.5, "audio": None},
+    "lr": 3e-3,
+    "grad_norm": 0.5,
+    "tokens_per_second": 12345.6,
+    "mfu": 0.416,
+    "seconds_left": 3725.0,
+}
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_event_is_a_line_of_json_and_is_heard(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    records = Records(tmp_path / "new" / "records.jsonl", [heard.append])
+    records("run", step=0, recipe="näno")
+    records("step", step=1, loss=0.5)
+    lines = (tmp_path / "new" / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == heard
+    assert [(event["kind"], event["step"]) for event in heard] == [("run", 0), ("step", 1)]
+    assert heard[0]["recipe"] == "näno"
+    assert all(event["time"] > 1.7e9 for event in heard)
+
+
+def strict_json(line: str) -> Any:
+    """As other programs read it: without the NaN and Infinity that only Python knows."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    records = Records(tmp_path / "records.jsonl", [heard.append])
+    records("step", step=1, loss=float("nan"), nll={"text": float("inf"), "image": 1.5}, all=[-float("inf"), 2])
+    (line,) = records.path.read_text().splitlines()
+    assert strict_json(line) == heard[0]
+    assert heard[0]["loss"] is None
+    assert heard[0]["nll"] == {"text": None, "image": 1.5}
+    assert heard[0]["all"] == [None, 2]
+    records.path.write_text('{"kind": "step", "step": 1, "loss": NaN}\n')  # as it was written before
+    records.rewind(1)
+    assert strict_json(records.path.read_text())["loss"] is None
+
+
+def test_rewinding_drops_what_came_later(tmp_path: Path) -> None:
+    records = Records(tmp_path / "records.jsonl", [])
+    records.rewind(0)  # there is nothing yet
+    for step in range(6):
+        records("step", step=step)
+    records("note", text="of no step")
+    records.rewind(3)
+    assert [event.get("step") for event in read_records(records.path)] == [0, 1, 2, 3, None]
+    records("step", step=4)
+    assert [event.get("step") for event in read_records(records.path)] == [0, 1, 2, 3, None, 4]
+    assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 30])
+def test_a_line_that_was_cut_off_is_survived(cut: int, tmp_path: Path) -> None:
+    records = Records(tmp_path / "records.jsonl", [])
+    for step in (1, 2, 3):
+        records("step", step=step, loss=1.0)
+    whole = records.path.read_text()
+    records.path.write_text(whole[:-cut])
+    known = 3 if cut == 1 else 2
+    assert [event["step"] for event in read_records(records.path)] == [1, 2, 3][:known]
+    records.rewind(3)
+    records("step", step=4)
+    assert [event["step"] for event in read_records(records.path)] == [*[1, 2, 3][:known], 4]
+
+
+def test_the_records_of_a_run_say_what_it_depends_on(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world, num_steps=2)
+    run_it(config, tmp_path, peak_flops=1e9)
+    assert [event["kind"] for event in read_records(tmp_path / "records.jsonl")] == [
+        "run",
+        "step",
+        "step",
+        "validation",
+        "saved",
+        "end",
+    ]
+    (begin,) = events(tmp_path, "run")
+    assert begin["config"] == json.loads((tmp_path / "config.json").read_text())
+    assert begin["parameters"] == sum(p.numel() for p in Transformer(config.model, _vocabulary(config)).parameters())
+    assert begin["environment"] == environment()
+    assert begin["environment"]["torch"] == torch.__version__
+    for event in events(tmp_path, "step"):
+        assert event["num_steps"] == 2
+        assert event["tokens_per_second"] > 0
+        assert 0 <= event["padding"] < 1
+        assert event["mfu"] > 0
+        assert set(event["nll"]) == {"text", "image", "audio"}
+    assert events(tmp_path, "step")[-1]["seconds_left"] == 0
+
+
+def _vocabulary(config: Any) -> Any:
+    return TokenizerBundle.load(config.tokenizers).vocabulary
+
+
+# -- the console ------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_a_line(capsys: pytest.CaptureFixture) -> None:
+    console = Console()
+    console(STEP)
+    console({**STEP, "mfu": None, "seconds_left": 59.6})
+    console({"kind": "something else"})
+    assert capsys.readouterr().err.splitlines() == [
+        "step    120/1000  loss 2.346 (text 1.23 image 4.50)  lr 3.0e-03  12,346 tokens/s, 42% of peak, "
+        "1 h 02 min left",
+        "step    120/1000  loss 2.346 (text 1.23 image 4.50)  lr 3.0e-03  12,346 tokens/s, 1 min 00 s left",
+    ]
+
+
+def test_other_events_are_lines(capsys: pytest.CaptureFixture) -> None:
+    console = Console()
+    nelbo = {"image|text": {"nats_per_token": 3.21049, "margin": 0.0123, "tokens": 100}}
+    console({"kind": "validation", "step": 500, "nelbo": nelbo})
+    console({"kind": "saved", "step": 500, "path": "runs/a/checkpoints/step-00000500"})
+    console(
+        {
+            "kind": "run",
+            "recipe": "nano",
+            "parameters": 1_234_567,
+            "non_embedding": 500_000,
+            "num_steps": 11_000,
+            "folder": "runs/a",
+        }
+    )
+    console({"kind": "end", "step": 11_000, "seconds": 65.2})
+    console({"kind": "note", "text": "well"})
+    assert capsys.readouterr().err.splitlines() == [
+        "step    500  held out, nats per token: image|text 3.210 ± 0.012",
+        "step    500  saved runs/a/checkpoints/step-00000500",
+        "nano: 1.2M parameters (0.5M without embeddings), 11,000 steps, into runs/a",
+        "done: 11,000 steps in 1 min 05 s",
+        "well",
+    ]
+
+
+def test_on_a_terminal_steps_overwrite_each_other(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    console = Console()
+    console(STEP)
+    console({"kind": "note", "text": "well"})
+    written = capsys.readouterr().err
+    assert written.startswith("\r\x1b[2Kstep    120/1000")
+    assert written.endswith("left\r\x1b[2Kwell\n")
+
+
+def test_a_skipped_step_stays_on_the_terminal(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {"text": None, "image": None, "audio": None}
+    skipped = {**STEP, "skipped": "not finite", "loss": None, "grad_norm": None, "nll": nothing}
+    console = Console()
+    console({**STEP, "skipped": None})
+    console(skipped)
+    console({**skipped, "loss": 2.5})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("step    120/1000  loss 2.346")
+    assert lines[1:] == [
+        "step    120/1000  skipped, because not finite: loss, gradient",
+        "step    120/1000  skipped, because not finite: gradient",
+    ]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    Console()(skipped)
+    assert capsys.readouterr().err.endswith("gradient\n")
+
+
+def test_a_validation_that_is_not_finite_is_a_line(capsys: pytest.CaptureFixture) -> None:
+    nelbo = {
+        "text": {"nats_per_token": None, "margin": None, "tokens": 9},
+        "image": {"nats_per_token": 1.0, "margin": 0.5, "tokens": 9},
+    }
+    Console()({"kind": "validation", "step": 500, "nelbo": nelbo})
+    assert capsys.readouterr().err == ("step    500  held out, nats per token: text not finite, image 1.000 ± 0.500\n")
+
+
+# -- TensorBoard ------------------------------------------------------------------------------------------------------
+
+
+def test_without_tensorboard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from triptych.training.tensorboard import Board
+
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
+    with pytest.raises(UserError, match=r'tensorboard.*-e "\.\[train\]"'):
+        Board(tmp_path, TokenizerBundle.load("scenes"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_board_is_written(world: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from triptych.training.tensorboard import PROMPTS, Board
+
+    bundle = TokenizerBundle.load("scenes")
+    board = Board(tmp_path, bundle)
+    for step, loss in ((20, 3.5), (40, 2.5)):
+        board({**STEP, "step": step, "loss": loss})
+    nelbo = {"image|text": {"nats_per_token": 3.25, "margin": 0.01, "tokens": 100}}
+    board({"kind": "validation", "step": 40, "nelbo": nelbo})
+    board({**STEP, "step": 41, "skipped": "not finite", "loss": None, "grad_norm": None})
+    board({"kind": "validation", "step": 41, "nelbo": {"image|text": {"nats_per_token": None, "margin": None}}})
+
+    config = tiny_run(world, tokenizers="scenes")
+    # Without open ends the model cannot choose how long a sound is: it is given.
+    config = replace(with_loader(config, seq_len=120, open_ends=NO_OPEN_ENDS), world="scenes")
+    model = Transformer(config.model, bundle.vocabulary)
+    initialise(model, 0)
+    run = Run(
+        config,
+        tmp_path,
+        model,
+        build_optimizer(model, config.resolved),
+        None,
+        40,
+        CPU,
+        Ranks(),
+        FolderLock(tmp_path),
+        [],
+    )
+    board.show_samples(run, run.best)
+    assert model.training
+    run.config = with_loader(config, open_ends=OpenEnds(probability=0.1, text=30, audio=40))
+    run.step = 60
+    board.show_samples(run, run.best)
+    board({"kind": "saved", "step": 60, "path": "x"})
+
+    read = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0, "audio": 0})
+    read.Reload()
+    tags = read.Tags()
+    assert [(event.step, event.value) for event in read.Scalars("train/loss")] == [(20, 3.5), (40, 2.5)]
+    assert [event.value for event in read.Scalars("held out/image given text")] == [3.25]
+    assert {"train/lr", "train/grad_norm", "train/tokens_per_second", "train/mfu"} <= set(tags["scalars"])
+    assert {"train/nll text", "train/nll image"} <= set(tags["scalars"])
+    assert "train/nll audio" not in tags["scalars"]
+    assert sorted(tags["images"]) == sorted(PROMPTS)
+    for prompt in PROMPTS:
+        pictures = read.Images(prompt)
+        assert [picture.step for picture in pictures] == [40, 60]
+        assert (pictures[0].width, pictures[0].height) == (64, 64)
+    (tag,) = tags["audio"]
+    sounds = read.Audio(tag)
+    assert [sound.step for sound in sounds] == [40, 60]
+    assert sounds[0].sample_rate == 16_000
+    assert sounds[0].length_frames > 0
+
+
+def test_a_model_of_other_tokenizers_has_no_samples(world: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from triptych.training.tensorboard import Board
+
+    config = replace(tiny_run(world), num_steps=1)
+    bundle = TokenizerBundle.load(config.tokenizers)
+    board = Board(tmp_path, bundle)
+    run_it(config, tmp_path, listeners=[board], on_validation=board.show_samples)
+    assert np.isfinite(events(tmp_path, "step")[0]["loss"])
+    assert list((tmp_path / "tensorboard").iterdir())

@@ -1,0 +1,148 @@
+"""Trials: done once, by whoever comes first; what was interrupted begins anew, what was recorded is kept."""
+
+import json
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from triptych.errors import DataError
+from triptych.utils import trials
+from triptych.utils.trials import Records, Trial, run_trials
+
+TRIALS = [Trial(f"trial {number}", {"number": number}) for number in range(6)]
+
+
+def square(trial: Trial) -> dict:
+    return {"value": float(trial.settings["number"] ** 2)}
+
+
+def test_every_trial_is_run_once_and_recorded_whole(tmp_path: Path) -> None:
+    asked, said = [], []
+
+    def run(trial: Trial) -> dict:
+        asked.append(trial.key)
+        return square(trial)
+
+    first = run_trials(tmp_path, TRIALS[:4], run, said.append)
+    again = run_trials(tmp_path, TRIALS, run, said.append)
+    assert asked == [trial.key for trial in TRIALS]
+    assert [(key, record["number"], record["value"]) for key, record in again.items()] == [
+        (f"trial {n}", n, n**2) for n in range(6)
+    ]
+    assert first == {trial.key: again[trial.key] for trial in TRIALS[:4]}
+    assert said[0].startswith("1 of 4: trial 0 value 0")
+    assert [path.name for path in (tmp_path / "claims").iterdir()] == [".lock"]
+    assert run_trials(tmp_path, [*TRIALS, *TRIALS], run, said.append) == again
+
+
+def test_an_interrupted_trial_begins_anew(tmp_path: Path) -> None:
+    def stop(trial: Trial) -> dict:
+        if trial.key == "trial 2":
+            raise KeyboardInterrupt
+        return square(trial)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(tmp_path, TRIALS, stop, lambda _: None)
+    assert Records(tmp_path).keys == {"trial 0", "trial 1"}
+    assert len(run_trials(tmp_path, TRIALS, square, lambda _: None)) == 6
+
+
+def test_what_someone_is_at_is_left_to_them_until_they_are_silent(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    claim = tmp_path / "claims" / "trial 1"
+    claim.parent.mkdir()
+    claim.write_text("elsewhere 1")
+    assert set(run_trials(tmp_path, TRIALS[:3], square, lambda _: None)) == {"trial 0", "trial 2"}
+    assert records.who_is_at("trial 1") == "elsewhere 1"
+    assert records.who_is_at("trial 0") is None
+    silent = time.time() - trials.CLAIM_SECONDS - 1
+    os.utime(claim, (silent, silent))
+    assert len(run_trials(tmp_path, TRIALS[:3], square, lambda _: None)) == 3
+    assert records.keys == {"trial 0", "trial 1", "trial 2"}
+
+
+def test_whoever_was_silent_for_long_neither_overwrites_nor_frees_what_another_took_over(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    claim = tmp_path / "claims" / "trial 1"
+
+    def slow(trial: Trial) -> dict:
+        """Meanwhile another process has found this one silent, finished the trial and begun it anew."""
+        records.add({"key": trial.key, "by": "another"})
+        claim.write_text("another")
+        return {"by": "this"}
+
+    found = run_trials(tmp_path, TRIALS[1:2], slow, lambda _: None)
+    assert found["trial 1"]["by"] == "another"
+    assert len(list(records)) == 1
+    assert claim.read_text() == "another"
+
+
+def test_only_one_takes_over_what_was_abandoned(tmp_path: Path) -> None:
+    claim = tmp_path / "claims" / "trial 1"
+    claim.parent.mkdir()
+    for _ in range(20):
+        claim.write_text("gone")
+        os.utime(claim, (1, 1))
+        together, taken = threading.Barrier(4), []
+
+        def take(number: int, together: threading.Barrier = together, taken: list = taken) -> None:
+            together.wait()
+            if trials._take(claim, f"taker {number}"):
+                taken.append(number)
+
+        takers = [threading.Thread(target=take, args=(number,)) for number in range(4)]
+        for taker in takers:
+            taker.start()
+        for taker in takers:
+            taker.join()
+        assert len(taken) == 1
+        assert claim.read_text() == f"taker {taken[0]}"
+
+
+def test_a_trial_whose_worker_died_is_done_by_whoever_is_left(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(trials, "CLAIM_SECONDS", 0.2)
+    claim = tmp_path / "claims" / "trial 0"
+    claim.parent.mkdir()
+    claim.write_text("killed")
+
+    def slow(trial: Trial) -> dict:
+        time.sleep(0.15)
+        return square(trial)
+
+    assert len(run_trials(tmp_path, TRIALS[:3], slow, lambda _: None)) == 3
+
+
+def _work(folder: Path) -> None:
+    def slow(trial: Trial) -> dict:
+        time.sleep(0.05)
+        return {"by": os.getpid()}
+
+    run_trials(folder, [Trial(f"trial {n}", {}) for n in range(20)], slow, lambda _: None)
+
+
+def test_processes_share_the_work(tmp_path: Path) -> None:
+    workers = [multiprocessing.get_context("fork").Process(target=_work, args=(tmp_path,)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    found = list(Records(tmp_path))
+    assert sorted(record["key"] for record in found) == sorted(f"trial {n}" for n in range(20))
+    assert len({record["by"] for record in found}) == 3
+
+
+def test_half_a_line_at_the_end_is_dropped_and_damage_is_said(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    records.add({"key": "a"})
+    with open(records.path, "a") as file:
+        file.write('{"key": "b", "va')
+    assert records.keys == {"a"}
+    records.add({"key": "c"})
+    assert [json.loads(line)["key"] for line in records.path.read_text().splitlines()] == ["a", "c"]
+    records.path.write_text('{"key": "a"}\nnonsense\n{"key": "c"}\n')
+    with pytest.raises(DataError, match=r"line 2 is not JSON"):
+        list(records)

@@ -1,0 +1,91 @@
+"""Means over the last steps: losses, norms, speed, share of the machine's peak."""
+
+import time
+
+import numpy as np
+
+from triptych.data.loader import Step
+from triptych.model.count import flops
+from triptych.training.config import RunConfig
+from triptych.training.logging import Records, Silent
+from triptych.training.step import StepSums, lr_factor
+from triptych.vocab import Modality, Vocabulary
+
+
+class Meter:
+    """Gathers steps and records their mean every `log_every`."""
+
+    def __init__(
+        self, config: RunConfig, vocabulary: Vocabulary, records: Records | Silent, peak_flops: float | None = None
+    ):
+        self.config, self.vocabulary, self.records, self.peak = config, vocabulary, records, peak_flops
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to measure anew, so that validation and saving do not count as slow steps."""
+        self._since = time.monotonic()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seconds, self._steps, self._tokens, self._positions, self._flops = 0.0, 0, 0, 0, 0.0
+        self._sums, self._loss, self._norm = StepSums(), 0.0, 0.0
+
+    def add(self, step: Step, sums: StepSums, norm: float, samples: list[str] | None = None) -> None:
+        """A step; `samples` are the names of those it was made of, where they are worth knowing."""
+        config = self.config
+        before, self._since = self._since, time.monotonic()
+        if sums.skipped:
+            self.flush()  # it has a record of its own, and is in no mean
+        self._step = step.index + 1
+        self._seconds += self._since - before
+        self._steps += 1
+        self._tokens += step.num_tokens
+        self._positions += step.num_positions
+        passed = step.num_tokens * (2 if config.antimask else 1)
+        share = float(sums.predicted.sum()) / max(1, passed)
+        context = step.num_tokens / max(1, step.num_sequences)
+        per_token = flops(config.model, self.vocabulary, context, predicted=share, columns=self._columns(sums)).training
+        self._flops += per_token * passed
+        self._loss += sums.loss
+        self._norm += norm
+        self._sums.nll += sums.nll
+        self._sums.predicted += sums.predicted
+        self._sums.skipped, self._samples = sums.skipped, samples
+        if sums.skipped or self._step % config.log_every == 0:
+            self.flush()
+
+    def _columns(self, sums: StepSums) -> float | None:
+        """How many logits a predicted token has, on average."""
+        if self.config.model.softmax_scope == "full" or not sums.predicted.sum():
+            return None
+        sizes = [self.vocabulary.data_size(modality) + 2 for modality in Modality]  # as Transformer.columns
+        return float(np.average(sizes, weights=sums.predicted))
+
+    def flush(self) -> None:
+        if not self._steps:
+            return
+        config = self.config
+        seconds = max(self._seconds, 1e-9)
+        nll = {
+            modality.name.lower(): round(float(self._sums.nll[modality] / n), 5)
+            if (n := self._sums.predicted[modality])
+            else None
+            for modality in Modality
+        }
+        self.records(
+            "step",
+            step=self._step,
+            num_steps=config.num_steps,
+            skipped=self._sums.skipped,
+            loss=round(self._loss / self._steps, 5),
+            nll=nll,
+            lr=config.optimizer.lr * lr_factor(self._step - 1, config),
+            grad_norm=round(self._norm / self._steps, 5),
+            tokens=self._tokens,
+            padding=round(1 - self._tokens / max(1, self._positions), 4),
+            tokens_per_second=round(self._tokens / seconds, 1),
+            mfu=None if self.peak is None else round(self._flops / seconds / self.peak, 4),
+            seconds_left=round((config.num_steps - self._step) * seconds / self._steps, 1),
+            **({"samples": self._samples} if self._samples else {}),
+        )
+        self._clear()

@@ -1,0 +1,1 @@
+"""Helpers without knowledge of models: random numbers, media files, plots, work shared by processes."""
