@@ -59,7 +59,7 @@ def _steps(**exceptions: tuple[int | None, ...]) -> dict[str, tuple[int | None, 
 
 BY_STEPS = ("random_order", "low_confidence", "maskgit", "ancestral", "remdm")
 ADAPTIVE = {"threshold": (0.3, 0.5, 0.7, 0.9), "entropy_bounded": (0.03, 0.1, 0.3, 1.0, 3.0)}
-AT_ONCE = {"sampler": "random_order", "at_once": True}
+AT_ONCE = {"sampler": "random_order", "single_pass": True}
 DIRECTIONS = {
     "text-to-image": Direction(
         "text to image",
@@ -69,11 +69,11 @@ DIRECTIONS = {
         (
             *_adaptive(ADAPTIVE),
             *({"sampler": "maskgit", "steps": n, "guidance": 1.0} for n in (3, 4, 6)),
-            *_adaptive({"entropy_bounded": (0.01, 0.03, 0.1, 0.2, 0.3, 0.5)}, guidance=1.0),
+            *_adaptive({"entropy_bounded": (0.01, 0.03, 0.1, 0.2, 0.3, 0.5)}, guidance_scale=1.0),
             # Not below 0.7: then pictures of one text are nearly all the same.
-            *_adaptive({"entropy_bounded": (0.03, 0.1)}, guidance=1.0, temperature=1.0),
+            *_adaptive({"entropy_bounded": (0.03, 0.1)}, guidance_scale=1.0, temperature=1.0),
             *({"sampler": sampler, "guidance": 1.0} for sampler in ("low_confidence", "maskgit")),
-            *_adaptive({"entropy_bounded": (0.01, 0.03, 0.1)}, guidance=2.0),
+            *_adaptive({"entropy_bounded": (0.01, 0.03, 0.1)}, guidance_scale=2.0),
         ),
     ),
     "image-to-text": Direction(
@@ -84,10 +84,10 @@ DIRECTIONS = {
         (
             *_adaptive({"threshold": (0.7,), "entropy_bounded": (0.1, 0.3, 1.0)}),
             *({**each, "best_of": n} for n in (4, 2) for each in _adaptive({"entropy_bounded": (0.3,)})),
-            *_adaptive({"entropy_bounded": (0.1,)}, judge_looks=4),
-            *_adaptive({"entropy_bounded": (0.1,)}, judge_looks=4, best_of=4),
-            *_adaptive({"entropy_bounded": (0.1,)}, judge_looks=4, best_of=6),
-            *_adaptive({"entropy_bounded": (0.1,)}, judge_looks=6, best_of=6),
+            *_adaptive({"entropy_bounded": (0.1,)}, num_score_passes=4),
+            *_adaptive({"entropy_bounded": (0.1,)}, num_score_passes=4, best_of=4),
+            *_adaptive({"entropy_bounded": (0.1,)}, num_score_passes=4, best_of=6),
+            *_adaptive({"entropy_bounded": (0.1,)}, num_score_passes=6, best_of=6),
             {"sampler": "random_order", "best_of": 1},
             AT_ONCE,
             {"sampler": "low_confidence", "best_of": 1, "temperature": 0.0, "length": "mode"},
@@ -187,13 +187,15 @@ def _key(record: dict[str, Any]) -> str:
 
 def label(settings: dict[str, Any]) -> str:
     words = [settings["sampler"]]
-    if settings.get("at_once"):
+    if settings.get("single_pass"):
         words.append("at once")
     if settings.get("steps"):
         words.append(f"{settings['steps']} steps")
     words += [f"{name} {value}" for name, value in settings.get("options", {}).items()]
     words += [
-        f"{name} {settings[name]}" for name in ("temperature", "guidance", "best_of", "judge_looks") if name in settings
+        f"{name} {settings[name]}"
+        for name in ("temperature", "guidance", "best_of", "num_score_passes")
+        if name in settings
     ]
     return ", ".join(words)
 
@@ -201,7 +203,7 @@ def label(settings: dict[str, Any]) -> str:
 def reference(direction: Direction, records: list[dict[str, Any]]) -> dict[str, Any]:
     """One token a look: the best of all that do so."""
     one = [r for r in records if r["settings"]["sampler"] in BY_STEPS and r["settings"].get("steps") is None]
-    one = [r for r in one if not r["settings"].get("at_once")]
+    one = [r for r in one if not r["settings"].get("single_pass")]
     return max(one, key=lambda record: direction.sign * record["value"])
 
 

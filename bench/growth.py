@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from measure import arguments, begin, in_turns, peak_bytes, progress, save, table
 
-from triptych.model.count import Load, flops, memory
+from triptych.model.count import MemoryInputs, flops, memory
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise
 from triptych.vocab import Vocabulary
 
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        load = Load(rows=self.rows, row_length=self.length, predicted=0.5)
+        load = MemoryInputs(rows=self.rows, row_length=self.length, predicted=0.5)
         found = memory(self.shape, VOCABULARY, load)
         return found.total - found.weights - found.optimizer
 

@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from triptych.data.loader import Loader, LoaderConfig
-from triptych.data.pack import Grouped, Layout, Packed, Padded
+from triptych.data.pack import Grouped, Packed, Padded, RowLayout
 from triptych.data.shards import Manifest, TokenDataset, write_shard
 from triptych.data.types import TokenSample
 from triptych.vocab import Task, Vocabulary, paper_vocabulary
@@ -128,7 +128,7 @@ def write_mix(folder: Path, mix: str) -> list[TokenDataset]:
 
 def run(mix: str, global_batch: int, seconds: float) -> list[dict]:
     seq_len = MIXES[mix]["seq_len"]
-    layouts: list[Layout] = [Padded(), Packed(), Grouped()]
+    layouts: list[RowLayout] = [Padded(), Packed(), Grouped()]
     records = []
     with tempfile.TemporaryDirectory() as folder:
         datasets = write_mix(Path(folder), mix)

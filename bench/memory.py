@@ -196,10 +196,10 @@ def train_and_measure(shape: Shape, folder: Path) -> None:
 
 
 def predict(shape: Shape) -> Any:
-    from triptych.model.count import Load, memory
+    from triptych.model.count import MemoryInputs, memory
 
     config = run_config(shape, Path())
-    load = Load.of(
+    load = MemoryInputs.of(
         config.parallel,
         shape.ranks,
         rows=shape.rows,

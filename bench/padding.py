@@ -62,7 +62,7 @@ def measure(short: bool) -> list[dict[str, Any]]:
             if has_head:
                 model(each.tokens, each.positions, each.segments, each.targets).total.backward()
             else:
-                hidden = model(each.tokens, each.positions, each.segments, asked_n=each.targets.rows_n)
+                hidden = model(each.tokens, each.positions, each.segments, query_idx=each.targets.rows_n)
                 hidden.backward(torch.ones_like(hidden))
         model.zero_grad()
 

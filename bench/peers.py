@@ -68,7 +68,7 @@ def full_generate(
     steps: int,
     mask_id: int,
     temperature: float,
-    guidance: float = 1.0,
+    guidance_scale: float = 1.0,
     remasking: str = "low_confidence",
 ) -> Tensor:
     """LLaDA's and dllm's way, in one block behind the prompt."""
@@ -77,12 +77,12 @@ def full_generate(
     for step in range(steps):
         is_masked = tokens == mask_id
         count = length // steps + (step < length % steps)
-        if guidance == 1:
+        if guidance_scale == 1:
             logits = model(tokens).logits
         else:
             blind = tokens.masked_fill(is_given, mask_id)
             cond, uncond = model(torch.cat([tokens, blind])).logits.chunk(2)
-            logits = uncond + guidance * (cond - uncond)
+            logits = uncond + guidance_scale * (cond - uncond)
         noisy = logits
         if temperature > 0:
             doubled = logits.double()
@@ -110,25 +110,25 @@ def full_maskgit(
     ids: range,
     hidden: Tensor,
     text_mask_id: int,
-    guidance: float,
+    guidance_scale: float,
     temperature: float = 1.0,
 ) -> Tensor:
     """MMaDA's way with a picture of `length` codes at `start`: logits of all, of which those of the codes are used."""
     tokens, here = tokens.clone(), slice(start, start + length)
     for step in range(steps):
-        if guidance == 1:
+        if guidance_scale == 1:
             logits = model(tokens).logits
         else:
             cond, uncond = model(torch.cat([tokens, tokens.masked_fill(hidden, text_mask_id)])).logits.chunk(2)
-            logits = guidance * cond - (guidance - 1) * uncond
-        law = logits[:, here, ids.start : ids.stop].softmax(-1)
-        drawn = torch.multinomial(law.reshape(-1, len(ids)), 1).view(len(tokens), length)
+            logits = guidance_scale * cond - (guidance_scale - 1) * uncond
+        dist = logits[:, here, ids.start : ids.stop].softmax(-1)
+        drawn = torch.multinomial(dist.reshape(-1, len(ids)), 1).view(len(tokens), length)
         is_open = tokens[:, here] == mask_id
         drawn = torch.where(is_open, drawn, tokens[:, here] - ids.start)
         ratio = (step + 1) / steps
         left = (torch.tensor(length * math.cos(math.pi / 2 * ratio)).floor().long()).clamp(min=1)
         left = torch.minimum(left, is_open.sum(1, keepdim=True) - 1).clamp(min=1)
-        confidence = law.gather(-1, drawn[..., None].clamp(0, len(ids) - 1))[..., 0].clamp(min=1e-20).log()
+        confidence = dist.gather(-1, drawn[..., None].clamp(0, len(ids) - 1))[..., 0].clamp(min=1e-20).log()
         gumbel = -(-torch.rand(confidence.shape).clamp(min=1e-20).log()).clamp(min=1e-20).log()
         confidence = (confidence + temperature * (1 - ratio) * gumbel).masked_fill(~is_open, torch.inf)
         again = confidence < confidence.sort(dim=1).values.gather(1, left)

@@ -23,8 +23,8 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from triptych.model.transformer import ModelConfig, Transformer, initialise
-from triptych.sample.canvas import Canvas, Layout, known, lay_out, masked
-from triptych.sample.generate import Settings, _group, _Proposer, generate
+from triptych.sample.canvas import Canvas, RowLayout, known, lay_out, masked
+from triptych.sample.generate import SamplingConfig, _group, _Proposer, generate
 from triptych.sample.samplers import SAMPLERS
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
@@ -62,14 +62,14 @@ def our_text(
     steps: int,
     temperature: float,
     remasking: str,
-    guidance: float,
+    guidance_scale: float,
     seed: int = 0,
 ) -> Tensor:
     """The same with our sampler: the canvas ends behind what is generated, as theirs does."""
     mask = model.vocabulary.mask(Modality.TEXT)
     rows = torch.cat([prompt, torch.full((len(prompt), length), mask)], dim=1).numpy()
     layouts = [
-        Layout(
+        RowLayout(
             tokens=row,
             masked=row == mask,
             modality=np.zeros(len(row), np.uint8),
@@ -79,10 +79,10 @@ def our_text(
         )
         for row in rows
     ]
-    settings = Settings(
+    settings = SamplingConfig(
         sampler="low_confidence" if remasking == "low_confidence" else "random_order",
         temperature=temperature,
-        guidance=guidance,
+        guidance_scale=guidance_scale,
     )
     with torch.inference_mode():
         group = _group(layouts, range(seed, seed + len(rows)), model.vocabulary, "cpu")
@@ -98,16 +98,16 @@ def text_samplers(
     length: int,
     steps: int,
     rule: str,
-    guidance: float,
+    guidance_scale: float,
 ) -> dict[str, Callable[[], Tensor]]:
     mask, how = model.vocabulary.mask(Modality.TEXT), RULES[rule]
-    shared = {"length": length, "steps": steps, "guidance": guidance, **how}
+    shared = {"length": length, "steps": steps, "guidance": guidance_scale, **how}
     found: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: our_text(model, prompt, **shared),
         "LLaDA's way": lambda: full_generate(full, prompt, mask_id=mask, **shared),
     }
     # With guidance LLaDA's own code asks for an attention mask, and crashes without.
-    seen = None if guidance == 1 else torch.ones_like(prompt)
+    seen = None if guidance_scale == 1 else torch.ones_like(prompt)
     if (llada := peers.llada()) is not None:
         found["LLaDA's code"] = lambda: llada(
             full,
@@ -117,12 +117,19 @@ def text_samplers(
             gen_length=length,
             block_length=length,
             mask_id=mask,
-            cfg_scale=guidance - 1,
+            cfg_scale=guidance_scale - 1,
             **how,
         )
     if (dllm := peers.dllm()) is not None:
         found["dllm's code"] = lambda: dllm(
-            full, prompt, mask, steps=steps, max_new_tokens=length, block_size=length, cfg_scale=guidance - 1, **how
+            full,
+            prompt,
+            mask,
+            steps=steps,
+            max_new_tokens=length,
+            block_size=length,
+            cfg_scale=guidance_scale - 1,
+            **how,
         )
     return found
 
@@ -133,25 +140,32 @@ def texts(peers: Peers, short: bool) -> list[dict[str, Any]]:
     length, steps = (64, 4) if short else (64, 8)
     rows = []
     cases = [(8, 1.0)] if short else [(8, 1.0), (1, 1.0), (1, 3.0)]
-    for (batch, guidance), rule in itertools.product(cases, RULES):
+    for (batch, guidance_scale), rule in itertools.product(cases, RULES):
         prompt = prompts(model.vocabulary, batch, 32)
-        progress(f"texts: {rule}, batch {batch}, guidance {guidance:g}")
+        progress(f"texts: {rule}, batch {batch}, guidance {guidance_scale:g}")
         if rule == "greedy":
-            check_equal(model, peers, prompt, length, steps, guidance)
-        samplers = text_samplers(model, full, peers, prompt, length, steps, rule, guidance)
+            check_equal(model, peers, prompt, length, steps, guidance_scale)
+        samplers = text_samplers(model, full, peers, prompt, length, steps, rule, guidance_scale)
         seconds = in_turns(samplers, rounds=1, warm=0)
-        row = {"what": rule, "batch": batch, "guidance": guidance, "ours, tokens/s": batch * length / seconds["ours"]}
+        row = {
+            "what": rule,
+            "batch": batch,
+            "guidance": guidance_scale,
+            "ours, tokens/s": batch * length / seconds["ours"],
+        }
         rows.append(row | {f"over {name}": seconds[name] / seconds["ours"] for name in seconds if name != "ours"})
         progress(f"{rows[-1]}")
     return rows
 
 
-def check_equal(model: Transformer, peers: Peers, prompt: Tensor, length: int, steps: int, guidance: float) -> None:
+def check_equal(
+    model: Transformer, peers: Peers, prompt: Tensor, length: int, steps: int, guidance_scale: float
+) -> None:
     """At temperature 0, token by token; where the constraint to texts is ours alone, others get it for this."""
     full = FullLogits(model, only=text_ids(model))
     found = {
         name: call()
-        for name, call in text_samplers(model, full, peers, prompt, length, steps, "greedy", guidance).items()
+        for name, call in text_samplers(model, full, peers, prompt, length, steps, "greedy", guidance_scale).items()
     }
     for name, tokens in found.items():
         same = (tokens == found["ours"]).double().mean()
@@ -161,7 +175,7 @@ def check_equal(model: Transformer, peers: Peers, prompt: Tensor, length: int, s
 # -- the law ----------------------------------------------------------------------------------------------------------
 
 
-def law(peers: Peers, count: int) -> list[dict[str, Any]]:
+def dist(peers: Peers, count: int) -> list[dict[str, Any]]:
     """Two samples of triples of tokens at temperature 1, one of each side: are they of one law?
 
     The statistic is the sum of (a - b)^2 / (a + b) over the triples; `p` is the chance of one as large if they are.
@@ -172,10 +186,10 @@ def law(peers: Peers, count: int) -> list[dict[str, Any]]:
     prompt = prompts(vocabulary, 1, 4).expand(count, -1).contiguous()
     rows = []
     torch.manual_seed(0)
-    for rule, guidance, steps in itertools.product(list(RULES)[1:], (1.0, 2.0), (1, 3)):
+    for rule, guidance_scale, steps in itertools.product(list(RULES)[1:], (1.0, 2.0), (1, 3)):
         drawn = {
             name: Counter(map(tuple, call()[:, -3:].tolist()))
-            for name, call in text_samplers(model, full, peers, prompt, 3, steps, rule, guidance).items()
+            for name, call in text_samplers(model, full, peers, prompt, 3, steps, rule, guidance_scale).items()
         }
         ours = drawn.pop("ours")
         for name, theirs in drawn.items():
@@ -183,7 +197,14 @@ def law(peers: Peers, count: int) -> list[dict[str, Any]]:
             statistic = sum((ours[key] - theirs[key]) ** 2 / (ours[key] + theirs[key]) for key in keys)
             chance = float(chi2.sf(statistic, len(keys) - 1))
             rows.append(
-                {"what": rule, "guidance": guidance, "looks": steps, "against": name, "triples": len(keys), "p": chance}
+                {
+                    "what": rule,
+                    "guidance": guidance_scale,
+                    "looks": steps,
+                    "against": name,
+                    "triples": len(keys),
+                    "p": chance,
+                }
             )
     return rows
 
@@ -199,15 +220,15 @@ def media(peers: Peers, short: bool) -> list[dict[str, Any]]:
         cases += [(Modality.IMAGE, 1024, 8, 1, g) for g in (1.0, 3.0)]
         cases += [(Modality.AUDIO, 2 * RATE, 10, 1, g) for g in (1.0, 3.0)]
     rows = []
-    for modality, length, steps, batch, guidance in cases:
+    for modality, length, steps, batch, guidance_scale in cases:
         is_picture = modality == Modality.IMAGE
         name = f"picture, {length:,} tokens" if is_picture else f"speech, {length / RATE:g} s"
-        progress(f"{name}, batch {batch}, guidance {guidance:g}")
-        calls = media_samplers(model, full, peers, modality, length, steps, batch, guidance)
+        progress(f"{name}, batch {batch}, guidance {guidance_scale:g}")
+        calls = media_samplers(model, full, peers, modality, length, steps, batch, guidance_scale)
         seconds = in_turns(calls, rounds=1, warm=0)
         each = seconds["ours"] / batch / (1 if is_picture else length / RATE)
         unit = "s a picture" if is_picture else "s a second of speech"
-        row = {"what": name, "looks": steps, "batch": batch, "guidance": guidance, "ours": f"{each:.2f} {unit}"}
+        row = {"what": name, "looks": steps, "batch": batch, "guidance": guidance_scale, "ours": f"{each:.2f} {unit}"}
         rows.append(row | {f"over {key}": seconds[key] / seconds["ours"] for key in seconds if key != "ours"})
         progress(f"{rows[-1]}")
     return rows
@@ -221,7 +242,7 @@ def media_samplers(
     length: int,
     steps: int,
     batch: int,
-    guidance: float,
+    guidance_scale: float,
 ) -> dict[str, Callable[[], object]]:
     vocabulary = model.vocabulary
     text = known(Modality.TEXT, np.random.default_rng(1).integers(vocabulary.text, size=24))
@@ -236,9 +257,11 @@ def media_samplers(
         "ids": vocabulary.data_ids(modality),
         "hidden": torch.from_numpy(layout.hidden).expand(batch, -1),
         "text_mask_id": vocabulary.mask(Modality.TEXT),
-        "guidance": guidance,
+        "guidance": guidance_scale,
     }
-    settings = Settings(sampler="maskgit", steps=steps, guidance=guidance, options={"choice_temperature": 1.0})
+    settings = SamplingConfig(
+        sampler="maskgit", num_steps=steps, guidance_scale=guidance_scale, options={"choice_temperature": 1.0}
+    )
     calls: dict[str, Callable[[], object]] = {
         "ours": lambda: generate(model, [canvas] * batch, settings, range(batch)),
         "MMaDA's way": lambda: full_maskgit(full, tokens, **shared),
@@ -291,13 +314,13 @@ def main() -> None:
     args = parser.parse_args()
     begin(args)
     peers = peers_of(args)
-    laws = law(peers, 1000 if args.short else 20_000)
-    table("Are both of one law? (p: chance of a difference as large if they are)", laws)
+    distributions = dist(peers, 1000 if args.short else 20_000)
+    table("Are both of one law? (p: chance of a difference as large if they are)", distributions)
     found = texts(peers, args.short)
     table("Texts: tokens a second", found)
     pictures = media(peers, args.short)
     table("Pictures and speech: seconds", pictures)
-    save(args, law=laws, texts=found, media=pictures)
+    save(args, dist=distributions, texts=found, media=pictures)
 
 
 if __name__ == "__main__":

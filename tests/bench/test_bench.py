@@ -16,8 +16,8 @@ import train
 from torch.utils.flop_counter import FlopCounterMode
 
 from triptych.model.transformer import ModelConfig
-from triptych.sample.generate import Settings
-from triptych.sample.presets import PRESETS
+from triptych.sample.generate import SamplingConfig
+from triptych.sample.presets import SAMPLING_PRESETS
 from triptych.vocab import Modality, Vocabulary
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -30,13 +30,19 @@ def model():
     return sample.build(Vocabulary(text=300, image=20, audio=10), TINY, std=0.4)
 
 
-@pytest.mark.parametrize("guidance", [1.0, 2.5])
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.5])
 @pytest.mark.parametrize(("batch", "length", "steps"), [(1, 12, 12), (3, 12, 5)])
-def test_greedy_texts_are_the_same_token_by_token(model, guidance, batch, length, steps):
+def test_greedy_texts_are_the_same_token_by_token(model, guidance_scale, batch, length, steps):
     prompt = sample.prompts(model.vocabulary, batch, 6)
-    sample.check_equal(model, NOBODY, prompt, length, steps, guidance)
+    sample.check_equal(model, NOBODY, prompt, length, steps, guidance_scale)
     tokens = sample.our_text(
-        model, prompt, length=length, steps=steps, temperature=0.0, remasking="low_confidence", guidance=guidance
+        model,
+        prompt,
+        length=length,
+        steps=steps,
+        temperature=0.0,
+        remasking="low_confidence",
+        guidance_scale=guidance_scale,
     )
     assert len(set(tokens[:, 6:].flatten().tolist())) > 3  # not a comparison of nothing with nothing
 
@@ -53,8 +59,8 @@ def test_a_law_that_differs_would_be_seen(monkeypatch):
     assert min(row["p"] for row in sample.law(NOBODY, 4000)) < 1e-3
 
 
-@pytest.mark.parametrize("guidance", [1.0, 2.0])
-def test_pictures_in_the_way_of_others_fill_what_is_masked(model, guidance):
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
+def test_pictures_in_the_way_of_others_fill_what_is_masked(model, guidance_scale):
     vocabulary = model.vocabulary
     ids, mask = vocabulary.data_ids(Modality.IMAGE), vocabulary.mask(Modality.IMAGE)
     tokens = torch.zeros(2, 16, dtype=torch.int64)
@@ -71,7 +77,7 @@ def test_pictures_in_the_way_of_others_fill_what_is_masked(model, guidance):
         ids=ids,
         hidden=hidden,
         text_mask_id=vocabulary.mask(Modality.TEXT),
-        guidance=guidance,
+        guidance_scale=guidance_scale,
     )
     assert all(token in ids for token in drawn[:, 3:12].flatten().tolist())
     assert not drawn[:, :3].any()
@@ -103,7 +109,7 @@ def test_flops_of_what_is_done():
     segments = train.whole_rows(rows, length, train.CPU)
     model = sample.build(Vocabulary(text=40, image=20, audio=10), TINY)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(tokens, torch.arange(length).expand(rows, -1), segments, asked_n=asked)
+        model(tokens, torch.arange(length).expand(rows, -1), segments, query_idx=asked)
     expected = train.flops_done(TINY, segments, len(asked), columns=0) / 3
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
@@ -156,8 +162,8 @@ def test_fast_presets_are_within_a_point_of_the_best_that_was_measured(name, pre
     direction = fewer_steps.DIRECTIONS[name]
     records = [r for r in fewer_steps.read(RESULTS / "fewer_steps.jsonl") if r["direction"] == name]
     assert len(records) == len(list(fewer_steps.settings_of(direction)))
-    chosen = PRESETS["fast"][preset]
-    (own,) = [r for r in records if Settings(**r["settings"]) == chosen]
+    chosen = SAMPLING_PRESETS["fast"][preset]
+    (own,) = [r for r in records if SamplingConfig(**r["settings"]) == chosen]
     best = max(direction.sign * r["value"] for r in records)
     assert direction.sign * own["value"] >= best - fewer_steps.POINT
     assert fewer_steps.reference(direction, records)["looks"] / own["looks"] >= fewer

@@ -171,7 +171,10 @@ def test_errors_have_their_exit_codes(tokenizers: Path, texts: Path, tmp_path: P
         ),
         (["image", "a cat", "--count", "0"], "--count must be at least 1, got 0."),
         (["image", "a cat", "--steps", "few"], "argument --steps: invalid int value: 'few'"),
-        (["image", "a cat", "--guidence", "3"], "unknown option --guidence. Did you mean '--guidance'?"),
+        (
+            ["image", "a cat", "--guidance-skale", "3"],
+            "unknown option --guidance-skale. Did you mean '--guidance-scale'?",
+        ),
         (["image", "a cat", "--model", "scene"], "Did you mean 'scenes'?"),
     ],
 )

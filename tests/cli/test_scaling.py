@@ -152,7 +152,7 @@ def test_a_budget_beyond_a_family_or_a_law_is_answered_with_what_there_is(capsys
     assert said.count("far from its runs") == 4
     assert command("plan", "family", "--budget", "1e6") == 0
     assert capsys.readouterr().out.count("no size is best") == 4
-    assert command("plan", "--budget", "1e21", "antimask=true") == 0
+    assert command("plan", "--budget", "1e21", "complementary_masks=true") == 0
     assert "aspect_" in capsys.readouterr().out
 
 

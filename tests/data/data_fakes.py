@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from triptych.errors import UserError
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Modality, Vocabulary
 
@@ -54,16 +54,16 @@ class Loudness:
 
     modality, vocab_size, fingerprint = Modality.AUDIO, 101, hashlib.sha256(b"loudness").hexdigest()
 
-    def encode(self, items: Sequence[Sound]) -> list[np.ndarray]:
+    def encode(self, items: Sequence[Audio]) -> list[np.ndarray]:
         return [self._encode(sound) for sound in items]
 
-    def _encode(self, sound: Sound) -> np.ndarray:
+    def _encode(self, sound: Audio) -> np.ndarray:
         step = sound.rate // 10
         frames = [sound.samples[start : start + step] for start in range(0, len(sound.samples), step)]
         return np.array([round(float(np.abs(frame).max()) * 100) for frame in frames], dtype=np.int32)
 
-    def decode(self, ids: Sequence[np.ndarray]) -> list[Sound]:
-        return [Sound(np.repeat(np.asarray(row) / 100, 800).astype(np.float32), 8000) for row in ids]
+    def decode(self, ids: Sequence[np.ndarray]) -> list[Audio]:
+        return [Audio(np.repeat(np.asarray(row) / 100, 800).astype(np.float32), 8000) for row in ids]
 
     def save(self, folder: Path) -> None:
         raise NotImplementedError

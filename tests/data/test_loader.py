@@ -18,7 +18,7 @@ from token_sets import SMALL, pair, random_set, wrapped, write_set
 
 from triptych.data import sequences
 from triptych.data.loader import Loader, LoaderConfig, Step, StepBuilder
-from triptych.data.pack import Grouped, Layout, Packed, Padded
+from triptych.data.pack import Grouped, Packed, Padded, RowLayout
 from triptych.data.shards import TokenDataset
 from triptych.data.types import Batch
 from triptych.errors import DataError, UserError
@@ -118,7 +118,7 @@ def expected_maskable(tokens: list[int], task: int, rule: str) -> list[bool]:
 
 @pytest.mark.parametrize("rule", ["packed", "all", "none"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_batch_says_what_it_should(datasets: list[TokenDataset], layout: Layout, rule: str) -> None:
+def test_a_batch_says_what_it_should(datasets: list[TokenDataset], layout: RowLayout, rule: str) -> None:
     config = replace(CONFIG, layout=layout, mask_text_eos=rule)
     loader = Loader(datasets, config, 1, 2)
     for step in steps(datasets, 4, config, rank=1, world_size=2):
@@ -145,7 +145,7 @@ def test_a_batch_says_what_it_should(datasets: list[TokenDataset], layout: Layou
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_segments_are_whole_and_in_one_row(datasets: list[TokenDataset], layout: Layout) -> None:
+def test_segments_are_whole_and_in_one_row(datasets: list[TokenDataset], layout: RowLayout) -> None:
     for step in steps(datasets, 6, replace(CONFIG, layout=layout)):
         for batch in step.micro_batches:
             for segment in range(1, len(batch.slots) + 1):
@@ -263,7 +263,7 @@ def test_every_epoch_reads_every_sequence_once(datasets: list[TokenDataset]) -> 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_one_pass_reads_everything_once_in_order(datasets: list[TokenDataset], layout: Layout) -> None:
+def test_one_pass_reads_everything_once_in_order(datasets: list[TokenDataset], layout: RowLayout) -> None:
     text, image = datasets[0], datasets[1]
     config = replace(CONFIG, layout=layout, global_batch=5)
     for dataset in (text, image):

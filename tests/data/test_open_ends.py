@@ -86,10 +86,10 @@ def test_nothing_but_the_number_of_eos_changes(sets: dict[Task, TokenDataset], t
     assert len(source) == len(plain)
     for epoch in range(3):
         indices = np.arange(len(source))
-        at_once = source.lengths(indices, np.full_like(indices, epoch))
+        single_pass = source.lengths(indices, np.full_like(indices, epoch))
         for index in range(len(source)):
             tokens = read(source, index, epoch)
-            assert len(tokens) == at_once[index] <= 64
+            assert len(tokens) == single_pass[index] <= 64
             assert closed(tokens) == read(plain, index, epoch)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.data.pack import Grouped, Layout, Packed, Padded, Placement, best_fit
+from triptych.data.pack import Grouped, Packed, Padded, Placement, RowLayout, best_fit
 from triptych.errors import UserError
 
 SEQ_LEN = 32
@@ -24,7 +24,7 @@ LAYOUTS = [
 lengths_lists = st.lists(st.integers(1, SEQ_LEN), min_size=1, max_size=60)
 
 
-def arrange(layout: Layout, lengths: list[int], world_size: int) -> list[Placement]:
+def arrange(layout: RowLayout, lengths: list[int], world_size: int) -> list[Placement]:
     return layout.arrange(np.array(lengths), SEQ_LEN, world_size)
 
 
@@ -35,7 +35,7 @@ def positions(placements: list[Placement]) -> int:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @settings(max_examples=25, deadline=None)
 @given(lengths=lengths_lists, world_size=st.integers(1, 5))
-def test_every_sequence_has_a_place_of_its_own(layout: Layout, lengths: list[int], world_size: int) -> None:
+def test_every_sequence_has_a_place_of_its_own(layout: RowLayout, lengths: list[int], world_size: int) -> None:
     placements = arrange(layout, lengths, world_size)
     assert sorted(slot for placement in placements for slot in placement.slots.tolist()) == list(range(len(lengths)))
     for placement in placements:
@@ -125,7 +125,7 @@ def test_padding(seq_len: int, draw, padded: tuple[float, float]) -> None:
     rng = np.random.default_rng(0)
     batches = [draw(256, rng) for _ in range(10)]
 
-    def padding(layout: Layout, world_size: int = 1) -> float:
+    def padding(layout: RowLayout, world_size: int = 1) -> float:
         placed = sum(positions(layout.arrange(lengths, seq_len, world_size)) for lengths in batches)
         return 1 - sum(int(lengths.sum()) for lengths in batches) / placed
 

@@ -232,12 +232,12 @@ def test_masks_do_not_depend_on_the_layout(given) -> None:
     for draw in range(6):
         together = k_uniform(batch, V, seed=3, draw=draw, num_draws=6, given=given)
         for number in range(5):
-            apart = k_uniform(alone(batch, number), V, seed=3, draw=draw, num_draws=6, given=given)
+            separate = k_uniform(alone(batch, number), V, seed=3, draw=draw, num_draws=6, given=given)
             here = batch.segment_ids == number + 1
-            assert apart.tokens[0, 2:-1].tolist() == together.tokens[here].tolist()
-            assert apart.predicted[0, 2:-1].tolist() == together.predicted[here].tolist()
-            assert apart.weight[0].tolist() == together.weight[number].tolist()
-            assert apart.num_eligible[0] == together.num_eligible[number]
+            assert separate.tokens[0, 2:-1].tolist() == together.tokens[here].tolist()
+            assert separate.predicted[0, 2:-1].tolist() == together.predicted[here].tolist()
+            assert separate.weight[0].tolist() == together.weight[number].tolist()
+            assert separate.num_eligible[0] == together.num_eligible[number]
 
 
 def test_masks_are_the_same_at_every_call_and_follow_their_key() -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from triptych.errors import UserError
 from triptych.eval.audio import dnsmos, normalize_transcript, transcribe, word_error_rate
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_judges_hear_speech_and_tell_it_from_noise():
 
     rng = np.random.default_rng(0)
     speech = speak("there is a penguin above a yellow balloon", rng)
-    noise = Sound(0.1 * rng.standard_normal(32_000).astype(np.float32), 16_000)
+    noise = Audio(0.1 * rng.standard_normal(32_000).astype(np.float32), 16_000)
     assert transcribe([speech]) == ["there is a penguin above a yellow balloon"]
     ratings = dnsmos([speech, noise])
     assert ratings.shape == (2, 3)
@@ -59,4 +59,4 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     audio._whisper.cache_clear()
     monkeypatch.setitem(sys.modules, "faster_whisper", None)
     with pytest.raises(UserError, match=r"judging speech needs the package 'faster_whisper'.*\[eval\]"):
-        transcribe([Sound(np.zeros(16_000, np.float32), 16_000)])
+        transcribe([Audio(np.zeros(16_000, np.float32), 16_000)])

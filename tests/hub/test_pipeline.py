@@ -15,16 +15,16 @@ from triptych.errors import CheckpointError, UserError
 from triptych.hub.pipeline import Limits, Pipeline
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.sample.canvas import Canvas, known, masked
-from triptych.sample.generate import Settings
+from triptych.sample.generate import SamplingConfig
 from triptych.scenes import grammar
 from triptych.scenes.samples import scene_sample
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Modality, Task
 
 SHAPE = ModelConfig(num_layers=1, width=16, num_heads=2, d_ff=24, softmax_scope="modality", init_std=0.5)
 LIMITS = Limits(seq_len=224, text_slot=16, audio_slot=64)
-QUICK = {"steps": 2}
+QUICK = {"num_steps": 2}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def picture():
 @pytest.fixture(scope="module")
 def tone(pipe):
     """Half a second."""
-    return Sound((0.3 * np.sin(np.arange(8000) * 0.1)).astype(np.float32), 16_000)
+    return Audio((0.3 * np.sin(np.arange(8000) * 0.1)).astype(np.float32), 16_000)
 
 
 def message_of(call):
@@ -110,14 +110,14 @@ def test_a_caption_begins_with_a_prompt(pipe, picture):
     assert full.startswith("a picture of")
     assert prompted.caption([picture]) == [full.removeprefix("a picture of").strip()]
     assert full == pipe.caption(picture, prompt="a picture of") != bare
-    seen, _ = prompted.image_to_speech(picture, seconds=0.2, steps=1)
+    seen, _ = prompted.image_to_speech(picture, seconds=0.2, num_steps=1)
     assert seen == full
 
 
 def test_speech_has_the_length_asked_for_or_one_of_its_own(pipe):
     tokenizer = pipe.bundle.audio
     half = pipe.speak("a cat", seconds=0.5, **QUICK)
-    assert isinstance(half, Sound)
+    assert isinstance(half, Audio)
     assert half.seconds == pytest.approx(0.5, abs=1.01 / tokenizer.frame_rate)
     free = pipe.speak(["a cat", "a dog"], seed=3, **QUICK)
     longest = (LIMITS.audio_slot - 1) // tokenizer.num_codebooks / tokenizer.frame_rate
@@ -150,12 +150,16 @@ def test_a_chain_does_not_stop_at_words_it_made_itself(knows_words, tone):
 
 def test_any_canvas(pipe):
     canvas = Canvas(masked(Modality.TEXT, 3), masked(Modality.IMAGE, pipe.bundle.image.tokens_per_image))
-    (done,) = pipe.fill([canvas], Settings(steps=1), seed=np.int64(3))
+    (done,) = pipe.fill([canvas], SamplingConfig(num_steps=1), seed=np.int64(3))
     assert isinstance(pipe.decode(done.text), str)
     assert pipe.decode(done.media).size == (pipe.bundle.image.resolution,) * 2
-    assert "expected one seed for all or 1 seeds, got 2" in message_of(lambda: pipe.fill([canvas], Settings(), [1, 2]))
-    assert "seeds must lie between 0 and 2^64 - 1, got -1" in message_of(lambda: pipe.fill([canvas], Settings(), -1))
-    assert "2^64 - 1, got 184" in message_of(lambda: pipe.fill([canvas], Settings(), 2**64))
+    assert "expected one seed for all or 1 seeds, got 2" in message_of(
+        lambda: pipe.fill([canvas], SamplingConfig(), [1, 2])
+    )
+    assert "seeds must lie between 0 and 2^64 - 1, got -1" in message_of(
+        lambda: pipe.fill([canvas], SamplingConfig(), -1)
+    )
+    assert "2^64 - 1, got 184" in message_of(lambda: pipe.fill([canvas], SamplingConfig(), 2**64))
 
 
 # -- filling in -------------------------------------------------------------------------------------------------------
@@ -250,7 +254,7 @@ def test_what_is_transparent_is_white(pipe):
 
 
 def test_a_sound_of_another_rate_is_the_same_sound(pipe, tone):
-    twice = Sound(np.interp(np.arange(16_000) / 2, np.arange(8000), tone.samples).astype(np.float32), 32_000)
+    twice = Audio(np.interp(np.arange(16_000) / 2, np.arange(8000), tone.samples).astype(np.float32), 32_000)
     ids, again = pipe._audio(tone).ids, pipe._audio(twice).ids
     assert len(ids) == len(again)
     assert (ids == again).mean() > 0.8
@@ -268,11 +272,11 @@ def test_what_is_not_what_it_should_be(pipe, picture, tone):
     assert "expected a picture (PIL.Image), got str" in message_of(lambda: pipe.caption("cat.png"))
     assert "expected a picture (PIL.Image), got Sound" in message_of(lambda: pipe.infill_image(tone, (0, 0, 9, 9)))
     assert "expected a Sound, got str" in message_of(lambda: pipe.transcribe("cat.wav"))
-    assert "one without samples" in message_of(lambda: pipe.transcribe(Sound(np.zeros(0, np.float32), 16_000)))
+    assert "one without samples" in message_of(lambda: pipe.transcribe(Audio(np.zeros(0, np.float32), 16_000)))
     assert "expected a text, got int" in message_of(lambda: pipe.text_to_image([5]))
     for empty in ("", "  \n"):
         assert "expected a text, got an empty one" in message_of(lambda empty=empty: pipe.text_to_image(empty))
-    long = Sound(np.zeros(16_000 * 20, np.float32), 16_000)
+    long = Audio(np.zeros(16_000 * 20, np.float32), 16_000)
     assert "the sound is 20.0 s long, and this model knows at most" in message_of(lambda: pipe.transcribe(long))
 
 
@@ -330,7 +334,7 @@ def test_unknown_names_are_answered_with_the_nearest(pipe, picture):
     found = message_of(lambda: draw("a cat", sampler="maskgitt"))
     assert "unknown sampler 'maskgitt'. Did you mean 'maskgit'?" in found
     assert "no option 'gama'" in message_of(lambda: draw("a cat", options={"gama": 1}))
-    assert "guidance works against a hidden text" in message_of(lambda: pipe.caption(picture, guidance=2.0))
+    assert "guidance works against a hidden text" in message_of(lambda: pipe.caption(picture, guidance_scale=2.0))
     assert "unknown preset 'scene'" in message_of(lambda: Pipeline(pipe.model, pipe.bundle, LIMITS, presets="scene"))
 
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from triptych.model.count import Load, Memory, _kept, advice, flops, memory, parameters
+from triptych.model.count import Memory, MemoryInputs, _kept, advice, flops, memory, parameters
 from triptych.model.segments import Segments, find_segments, whole_rows
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise, tagged_parameters
 from triptych.recipes import recipe
@@ -94,7 +94,7 @@ def test_flops_are_those_that_torch_counts(config: ModelConfig, rows: int, lengt
         rows_n=torch.arange(everything),
         ids_n=torch.zeros(everything, dtype=torch.int64),
         loss_weight_n=torch.ones(everything),
-        z_weight_n=torch.zeros(everything),
+        z_loss_weight_n=torch.zeros(everything),
         counts=(everything, 0, 0),
     )
     # The counter knows neither the CPU's fused attention nor a product that adds in place.
@@ -177,7 +177,7 @@ def kept_bytes(model: Transformer, rows: int, length: int, is_cut: bool, asked: 
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(tokens, positions, halved(rows, length, is_cut), asked_n=torch.arange(asked))
+        model(tokens, positions, halved(rows, length, is_cut), query_idx=torch.arange(asked))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -200,7 +200,7 @@ def test_activations_are_what_autograd_keeps(
     model = Transformer(config, SMALL)
     initialise(model, 0)
     context = length / 2 if is_cut else None
-    load = Load(rows=rows, row_length=length, context=context, predicted=predicted, number_bytes=dtype.itemsize)
+    load = MemoryInputs(rows=rows, row_length=length, context=context, predicted=predicted, number_bytes=dtype.itemsize)
     found = _kept(config, load)
     # Of the inputs, autograd keeps these: where positions stand in buckets, there and back.
     indices = 16 * rows * length if is_cut else 0
@@ -263,7 +263,7 @@ def most_allocated(model: Transformer, case: Training) -> int:
         rows_n=torch.arange(asked),
         ids_n=torch.randint(vocabulary.text, (asked,)),
         loss_weight_n=torch.full((asked,), 1 / asked),
-        z_weight_n=torch.zeros(asked),
+        z_loss_weight_n=torch.zeros(asked),
         counts=(asked, 0, 0),
     )
 
@@ -298,7 +298,7 @@ def test_memory_is_what_is_allocated(case: Training) -> None:
     found = memory(
         config,
         vocabulary,
-        Load(
+        MemoryInputs(
             rows=case.rows,
             row_length=case.length,
             context=case.length / 2 if case.is_cut else None,
@@ -340,7 +340,7 @@ def test_bytes_of_weights_and_optimizer() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    load = Load(rows=1, row_length=10)
+    load = MemoryInputs(rows=1, row_length=10)
     found = memory(config, SMALL, load)
     weights = sum(p.nbytes for p in model.parameters())
     moments = sum(t.nbytes for state in optimizer.state.values() for t in state.values() if t.ndim)
@@ -353,7 +353,7 @@ def test_bytes_of_weights_and_optimizer() -> None:
 def test_the_head_keeps_its_gradients() -> None:
     config = ModelConfig(num_layers=1, width=64, num_heads=4, d_ff=64)
     large = Vocabulary(text=5000, image=30, audio=20)
-    found = memory(config, large, Load(rows=1, row_length=100))
+    found = memory(config, large, MemoryInputs(rows=1, row_length=100))
     assert found.moment == "head"
     columns = 5000 + 30 + 20 + 6  # BOS and EOS of each modality
     hidden = 2 * 100 * 64 * 4  # of those that are predicted (here all), and their gradients
@@ -375,7 +375,7 @@ def test_ranks_divide_what_they_hold_and_gather_what_they_use() -> None:
         return memory(
             config,
             SMALL,
-            Load.of(spread, ranks, rows=rows, row_length=length, accumulates=accumulates, has_ema=True),
+            MemoryInputs.of(spread, ranks, rows=rows, row_length=length, accumulates=accumulates, has_ema=True),
         )
 
     alone = found(1, 1, 8)
@@ -405,7 +405,7 @@ def test_a_gpu_keeps_less() -> None:
 
     def block(**load: object) -> float:
         """Bytes of one position."""
-        return _kept(config, Load(rows=2, row_length=25, **load)).block(0) / 50  # type: ignore[arg-type]
+        return _kept(config, MemoryInputs(rows=2, row_length=25, **load)).block(0) / 50  # type: ignore[arg-type]
 
     # Neither the softmax nor a result of its own for the output projection, but a log-sum-exp per head.
     assert block() - block(on_gpu=True) == 4 * (4 * 25 + 64 - 4)
@@ -417,7 +417,7 @@ def test_a_gpu_keeps_less() -> None:
 
 
 def test_padding_is_computed_on_a_gpu_only() -> None:
-    cpu = Load(rows=4, row_length=50, context=30, filled=0.6, predicted=0.25)
+    cpu = MemoryInputs(rows=4, row_length=50, context=30, filled=0.6, predicted=0.25)
     assert (cpu.computed, cpu.asked) == (120, 30)
     gpu = replace(cpu, on_gpu=True)
     assert (gpu.computed, gpu.asked) == (200, 50)
@@ -429,47 +429,51 @@ def test_padding_is_computed_on_a_gpu_only() -> None:
 
 def with_items(**items: int) -> Memory:
     sizes = dict.fromkeys(("weights", "gradients", "optimizer", "ema", "gathered", "activations", "head"), 10**9)
-    return Memory(load=Load(rows=8, row_length=100), moment="head", **(sizes | items))
+    return Memory(load=MemoryInputs(rows=8, row_length=100), moment="head", **(sizes | items))
 
 
 @pytest.mark.parametrize(
     ("load", "item", "settings"),
     [
         (
-            Load(rows=8, row_length=100),
+            MemoryInputs(rows=8, row_length=100),
             "activations",
             "parallel.checkpoint_activations=true, loader.layout.micro_batch_rows=4 (loader.layout.max_tokens=400 if "
             "grouped) or parallel.precision=bfloat16",
         ),
         (
-            Load(rows=3, row_length=100, checkpoint_activations=True, number_bytes=2),
+            MemoryInputs(rows=3, row_length=100, checkpoint_activations=True, number_bytes=2),
             "activations",
             "loader.layout.micro_batch_rows=1 (loader.layout.max_tokens=100 if grouped)",
         ),
         (
-            Load(rows=1, row_length=1000, checkpoint_activations=True, number_bytes=2),
+            MemoryInputs(rows=1, row_length=1000, checkpoint_activations=True, number_bytes=2),
             "activations",
             "rows shorter than 1,000 positions, for all settings that shrink it are made",
         ),
-        (Load(rows=1, row_length=9), "optimizer", "more ranks to divide it among (parallel.shard=none)"),
-        (Load(rows=1, row_length=9), "ema", "ema_decay=none or more ranks to divide it among (parallel.shard=none)"),
+        (MemoryInputs(rows=1, row_length=9), "optimizer", "more ranks to divide it among (parallel.shard=none)"),
         (
-            Load(rows=1, row_length=9, reshard_after_forward=False),
+            MemoryInputs(rows=1, row_length=9),
+            "ema",
+            "ema_decay=none or more ranks to divide it among (parallel.shard=none)",
+        ),
+        (
+            MemoryInputs(rows=1, row_length=9, reshard_after_forward=False),
             "gathered",
             "parallel.reshard_after_forward=true or parallel.precision=bfloat16",
         ),
         (
-            Load(rows=1, row_length=9, number_bytes=2),
+            MemoryInputs(rows=1, row_length=9, number_bytes=2),
             "gathered",
             "a narrower model, for all settings that shrink it are made",
         ),
         (
-            Load(rows=1, row_length=9, number_bytes=2),
+            MemoryInputs(rows=1, row_length=9, number_bytes=2),
             "head",
             "model.softmax_scope=modality, another model whose softmax is smaller",
         ),
     ],
 )
-def test_advice_names_the_largest_and_what_shrinks_it(load: Load, item: str, settings: str) -> None:
+def test_advice_names_the_largest_and_what_shrinks_it(load: MemoryInputs, item: str, settings: str) -> None:
     found = replace(with_items(**{item: 34 * 10**9}), load=load)
     assert advice(found) == f"40.0 GB, most of it {item} (34.0 GB); try {settings}."

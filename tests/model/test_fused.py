@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triptych.model.fused import is_by_hand, norm_and_rotate, rms_norm, take_rows, turn
+from triptych.model.fused import norm_and_rotate, rms_norm, take_rows, turn, use_manual_backward
 from triptych.model.layers import rotary_angles
 
 POSITIONS, HEADS, HEAD = 7, 3, 8
@@ -151,10 +151,10 @@ def test_below_float32_the_plain_path_is_taken() -> None:
     """There torch's own norm works in float32 inside; the result has the precision of what came in."""
     x, gains = strided_rows(dtype=torch.float32).bfloat16(), random(2, HEAD, seed=2).bfloat16()
     cos, sin = angles(torch.float32)
-    assert not is_by_hand(x)
-    assert is_by_hand(x.float())
-    assert is_by_hand(x.double())
-    assert not is_by_hand(x.float().to("meta"))  # what is no CPU
+    assert not use_manual_backward(x)
+    assert use_manual_backward(x.float())
+    assert use_manual_backward(x.double())
+    assert not use_manual_backward(x.float().to("meta"))  # what is no CPU
 
     x.requires_grad_()
     normed = rms_norm(x, gains[0], EPS)

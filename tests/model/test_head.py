@@ -19,34 +19,34 @@ def inputs(rows: int = ROWS, seed: int = 0, dtype: torch.dtype = torch.float32):
     hidden = torch.randn(rows, WIDTH, generator=generator).to(dtype).requires_grad_()
     unembed = torch.randn(COLUMNS, WIDTH, generator=generator).to(dtype).requires_grad_()
     targets = torch.randint(0, COLUMNS, (rows,), generator=generator)
-    loss_weight, z_weight = torch.rand(2, rows, generator=generator)
+    loss_weight, z_loss_weight = torch.rand(2, rows, generator=generator)
     if rows > 2:
-        loss_weight[1] = z_weight[2] = 0
-    return hidden, unembed, targets, loss_weight, 0.1 * z_weight
+        loss_weight[1] = z_loss_weight[2] = 0
+    return hidden, unembed, targets, loss_weight, 0.1 * z_loss_weight
 
 
-def dense(hidden, unembed, targets, loss_weight, z_weight):
+def dense(hidden, unembed, targets, loss_weight, z_loss_weight):
     """What the head computes, said plainly and differentiated by autograd."""
     logits = hidden @ unembed.T
     lse = logits.logsumexp(-1)
     nll = F.cross_entropy(logits, targets, reduction="none")
-    return (loss_weight * nll + z_weight * lse**2).sum(), nll, lse
+    return (loss_weight * nll + z_loss_weight * lse**2).sum(), nll, lse
 
 
-def truth(hidden, unembed, targets, loss_weight, z_weight, upstream: float = 1.0):
+def truth(hidden, unembed, targets, loss_weight, z_loss_weight, upstream: float = 1.0):
     """Loss, rows and gradients in float64."""
     hidden, unembed = (x.detach().double().requires_grad_() for x in (hidden, unembed))
-    loss, nll, lse = dense(hidden, unembed, targets, loss_weight.double(), z_weight.double())
+    loss, nll, lse = dense(hidden, unembed, targets, loss_weight.double(), z_loss_weight.double())
     (upstream * loss).backward()
     return loss.detach(), nll.detach(), lse.detach(), hidden.grad, unembed.grad
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 22, 23, 24, 1000, None])
 def test_loss_and_gradients_are_those_of_a_dense_softmax(chunk: int | None) -> None:
-    hidden, unembed, targets, loss_weight, z_weight = inputs()
-    loss, nll, lse = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight, chunk=chunk)
+    hidden, unembed, targets, loss_weight, z_loss_weight = inputs()
+    loss, nll, lse = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_loss_weight, chunk=chunk)
     (3.5 * loss).backward()
-    expected = truth(hidden, unembed, targets, loss_weight, z_weight, upstream=3.5)
+    expected = truth(hidden, unembed, targets, loss_weight, z_loss_weight, upstream=3.5)
     for found, true in zip((loss, nll, lse, hidden.grad, unembed.grad), expected, strict=True):
         torch.testing.assert_close(found.detach().double(), true, atol=2e-5, rtol=2e-5)
     assert loss.requires_grad
@@ -56,17 +56,17 @@ def test_loss_and_gradients_are_those_of_a_dense_softmax(chunk: int | None) -> N
 
 def test_z_loss_and_weights_have_a_part_in_it() -> None:
     """The comparison above would see either missing."""
-    hidden, unembed, targets, loss_weight, z_weight = inputs()
-    whole = truth(hidden, unembed, targets, loss_weight, z_weight)
-    for changed in ((loss_weight, 0 * z_weight), (torch.ones_like(loss_weight), z_weight)):
+    hidden, unembed, targets, loss_weight, z_loss_weight = inputs()
+    whole = truth(hidden, unembed, targets, loss_weight, z_loss_weight)
+    for changed in ((loss_weight, 0 * z_loss_weight), (torch.ones_like(loss_weight), z_loss_weight)):
         other = truth(hidden, unembed, targets, *changed)
         assert all((a - b).abs().max() > 1e-2 for a, b in zip(whole[3:], other[3:]))
 
 
 def test_gradients_point_where_the_loss_falls() -> None:
     """By finite differences of the loss itself: no autograd on either side."""
-    hidden, unembed, targets, loss_weight, z_weight = inputs()
-    linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight, chunk=5)[0].backward()
+    hidden, unembed, targets, loss_weight, z_loss_weight = inputs()
+    linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_loss_weight, chunk=5)[0].backward()
     generator = torch.Generator().manual_seed(3)
     for tensor in (hidden, unembed):
         direction = torch.randn(tensor.shape, generator=generator)
@@ -78,7 +78,7 @@ def test_gradients_point_where_the_loss_falls() -> None:
                 ),
                 targets,
                 loss_weight.double(),
-                z_weight.double(),
+                z_loss_weight.double(),
             )[0]
             for step in (1e-5, -1e-5)
         )
@@ -90,14 +90,14 @@ def test_gradients_point_where_the_loss_falls() -> None:
 @pytest.mark.parametrize("sizes", [(COLUMNS,), (17, 9, 11)], ids=str)
 def test_no_further_from_the_truth_than_a_dense_softmax(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     for seed in range(3):
-        hidden, unembed, targets, loss_weight, z_weight = inputs(seed=seed, dtype=dtype)
-        true = truth(hidden, unembed, targets, loss_weight, z_weight)
+        hidden, unembed, targets, loss_weight, z_loss_weight = inputs(seed=seed, dtype=dtype)
+        true = truth(hidden, unembed, targets, loss_weight, z_loss_weight)
         tables = unembed.split(sizes)
-        loss, nll, lse = linear_cross_entropy(hidden, tables, targets, loss_weight, z_weight, chunk=7)
+        loss, nll, lse = linear_cross_entropy(hidden, tables, targets, loss_weight, z_loss_weight, chunk=7)
         loss.backward()
         ours = (loss, nll, lse, hidden.grad, unembed.grad)
         plain_hidden, plain_unembed = (x.detach().clone().requires_grad_() for x in (hidden, unembed))
-        plain = dense(plain_hidden, plain_unembed, targets, loss_weight, z_weight)
+        plain = dense(plain_hidden, plain_unembed, targets, loss_weight, z_loss_weight)
         plain[0].backward()
         naive = (*plain, plain_hidden.grad, plain_unembed.grad)
         for found, other, exact in zip(ours, naive, true, strict=True):
@@ -107,20 +107,20 @@ def test_no_further_from_the_truth_than_a_dense_softmax(sizes: tuple[int, ...], 
 
 
 def test_huge_logits_overflow_nothing() -> None:
-    hidden, unembed, targets, loss_weight, z_weight = inputs()
+    hidden, unembed, targets, loss_weight, z_loss_weight = inputs()
     with torch.no_grad():
         hidden.mul_(300.0)
-    loss, nll, _ = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight, chunk=4)
+    loss, nll, _ = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_loss_weight, chunk=4)
     loss.backward()
-    expected = truth(hidden, unembed, targets, loss_weight, z_weight)
+    expected = truth(hidden, unembed, targets, loss_weight, z_loss_weight)
     assert nll.max() > 500
     torch.testing.assert_close(nll.double(), expected[1], rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(hidden.grad.double(), expected[3], rtol=1e-4, atol=1e-2)
 
 
 def test_no_rows_are_no_loss() -> None:
-    hidden, unembed, targets, loss_weight, z_weight = inputs(rows=0)
-    loss, nll, lse = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight)
+    hidden, unembed, targets, loss_weight, z_loss_weight = inputs(rows=0)
+    loss, nll, lse = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_loss_weight)
     loss.backward()
     assert float(loss.detach()) == 0
     assert nll.shape == lse.shape == (0,)
@@ -132,13 +132,13 @@ def test_no_rows_are_no_loss() -> None:
 @pytest.mark.parametrize("sizes", [(17, 9, 11), (14, 9, 4), (17, 1, 0)], ids=str)
 def test_tables_side_by_side_are_one(sizes: tuple[int, int, int], chunk: int | None) -> None:
     """Rows beyond the sizes are not there: no loss, and a gradient of zero."""
-    hidden, unembed, targets, loss_weight, z_weight = inputs()
+    hidden, unembed, targets, loss_weight, z_loss_weight = inputs()
     targets = targets % sum(sizes)
     tables = [table.detach().clone().requires_grad_() for table in unembed.split((17, 9, 11))]
-    loss, nll, lse = linear_cross_entropy(hidden, tables, targets, loss_weight, z_weight, sizes=sizes, chunk=chunk)
+    loss, nll, lse = linear_cross_entropy(hidden, tables, targets, loss_weight, z_loss_weight, sizes=sizes, chunk=chunk)
     (0.3 * loss).backward()
     together = torch.cat([table[:size] for table, size in zip(tables, sizes)])
-    *rows, of_hidden, of_unembed = truth(hidden, together, targets, loss_weight, z_weight, upstream=0.3)
+    *rows, of_hidden, of_unembed = truth(hidden, together, targets, loss_weight, z_loss_weight, upstream=0.3)
     for found, true in zip((loss, nll, lse, hidden.grad), (*rows, of_hidden), strict=True):
         torch.testing.assert_close(found.detach().double(), true, atol=2e-5, rtol=2e-5)
     for table, size, true in zip(tables, sizes, of_unembed.split(sizes)):
@@ -156,10 +156,10 @@ def test_slices_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch, dtype
         loss.backward()
         return [loss.detach(), nll, lse, hidden.grad, unembed.grad]
 
-    at_once = results()
+    single_pass = results()
     monkeypatch.setattr(head, "_SLICE", 8)
     monkeypatch.setattr(head, "_PIECE_BYTES", 4 * COLUMNS * 4)
-    for found, expected in zip(results(), at_once, strict=True):
+    for found, expected in zip(results(), single_pass, strict=True):
         torch.testing.assert_close(found, expected)
 
 
@@ -196,10 +196,10 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("grad", [True, False])
 def test_logits_are_never_held_at_once(grad: bool) -> None:
     rows, chunk = 400, 16
-    hidden, unembed, targets, loss_weight, z_weight = inputs(rows)
+    hidden, unembed, targets, loss_weight, z_loss_weight = inputs(rows)
     hidden, unembed = hidden.detach().requires_grad_(grad), unembed.detach().requires_grad_(grad)
     with Watch() as watch:
-        loss, _, _ = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_weight, chunk=chunk)
+        loss, _, _ = linear_cross_entropy(hidden, [unembed], targets, loss_weight, z_loss_weight, chunk=chunk)
         if grad:
             loss.backward()
     wide = [shape for _, shape in watch.made if COLUMNS in shape]
@@ -250,7 +250,7 @@ def mixed_targets(counts: tuple[int, int, int], positions: int, seed: int = 0) -
         rows_n=torch.randperm(positions, generator=generator)[:n],
         ids_n=torch.tensor(ids, dtype=torch.int64),
         loss_weight_n=torch.rand(n, generator=generator),
-        z_weight_n=0.1 * torch.rand(n, generator=generator),
+        z_loss_weight_n=0.1 * torch.rand(n, generator=generator),
         counts=counts,
     )
 
@@ -279,7 +279,7 @@ def test_the_model_s_loss_is_that_of_a_masked_softmax(scope: str, counts: tuple[
     logits = (hidden @ torch.cat(dense_model.unembed.blocks).T).masked_fill(~allowed, -torch.inf)
     lse = logits.logsumexp(-1)
     nll = lse - logits.gather(1, targets.ids_n[:, None])[:, 0]
-    total = (targets.loss_weight_n.double() * nll + targets.z_weight_n.double() * lse**2).sum()
+    total = (targets.loss_weight_n.double() * nll + targets.z_loss_weight_n.double() * lse**2).sum()
     total.backward()
 
     torch.testing.assert_close(loss.nll_n.double(), nll.detach(), atol=1e-4, rtol=1e-4)
@@ -347,7 +347,7 @@ def test_parts_add_up() -> None:
     for parity in (0, 1):
         rows = torch.arange(12) % 2 == parity
         part = Targets(
-            whole.rows_n[rows], whole.ids_n[rows], whole.loss_weight_n[rows], whole.z_weight_n[rows], (2, 2, 2)
+            whole.rows_n[rows], whole.ids_n[rows], whole.loss_weight_n[rows], whole.z_loss_weight_n[rows], (2, 2, 2)
         )
         twice(tokens, positions, None, part).total.backward()
     for a, b in zip(once.parameters(), twice.parameters(), strict=True):

@@ -67,8 +67,8 @@ def test_who_sees_whom() -> None:
     found = find_segments(np.array([[1, 1, 2, 0], [3, 3, 3, 3]]), CPU)
     assert (found.shape, found.lengths) == ((2, 4), (2, 1, 4))
     assert found.places.tolist() == [0, 1, 2, 4, 5, 6, 7]
-    apart = find_segments(np.array([[1, 2, 1]]), CPU)
-    assert (apart.lengths, apart.places.tolist()) == ((2, 1), [0, 2, 1])
+    separate = find_segments(np.array([[1, 2, 1]]), CPU)
+    assert (separate.lengths, separate.places.tolist()) == ((2, 1), [0, 2, 1])
     # Rows that are whole sequences, or nothing at all, are left as they are.
     for rows in ([[3, 3, 3, 3]], [[1, 1], [2, 2]], [[0, 0], [0, 0]]):
         found = find_segments(np.array(rows), CPU)
@@ -294,7 +294,12 @@ def gradients(model: Transformer) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-CHANGES = [{}, {"num_layers": 1}, {"places": 6, "logit_scale": 0.5}, {"residual_scale": 0.3, "num_layers": 3}]
+CHANGES = [
+    {},
+    {"num_layers": 1},
+    {"max_learned_positions": 6, "logit_scale": 0.5},
+    {"residual_scale": 0.3, "num_layers": 3},
+]
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
@@ -314,13 +319,13 @@ def test_asking_for_a_few_changes_nothing_of_them(changes: dict[str, object], is
     everything.backward(up)
     expected = gradients(model)
     model.zero_grad()
-    few = model(tokens, positions, segments, asked_n=asked)
+    few = model(tokens, positions, segments, query_idx=asked)
     few.backward(up)
     torch.testing.assert_close(few, everything, atol=1e-10, rtol=1e-10)
     assert few.std() > 0.1
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-10, rtol=1e-10)
-    assert model(tokens, positions, segments, asked_n=asked[:0]).shape == (0, 24)
+    assert model(tokens, positions, segments, query_idx=asked[:0]).shape == (0, 24)
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
@@ -341,7 +346,7 @@ def test_the_loss_is_that_of_hidden_states_gathered_afterwards(changes: dict[str
             ]
         ),
         loss_weight_n=torch.rand(15, generator=generator),
-        z_weight_n=0.1 * torch.rand(15, generator=generator),
+        z_loss_weight_n=0.1 * torch.rand(15, generator=generator),
         counts=counts,
     )
     loss = model(tokens, positions, segments, targets)
@@ -354,7 +359,7 @@ def test_the_loss_is_that_of_hidden_states_gathered_afterwards(changes: dict[str
     logits = hidden @ torch.cat(model.unembed.blocks)[answers].T
     column = (answers == targets.ids_n[:, None]).nonzero()[:, 1]
     nll, lse = F.cross_entropy(logits, column, reduction="none"), logits.logsumexp(-1)
-    total = (targets.loss_weight_n.double() * nll + targets.z_weight_n.double() * lse**2).sum()
+    total = (targets.loss_weight_n.double() * nll + targets.z_loss_weight_n.double() * lse**2).sum()
     total.backward()
     torch.testing.assert_close(loss.nll_n.double(), nll, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(loss.total.double(), total, atol=1e-5, rtol=1e-5)
@@ -378,8 +383,8 @@ def test_a_gpu_computes_padding_as_a_sequence_of_its_own() -> None:
     assert (found.lengths, found.places) == ((2, 3, 1, 3, 3, 6), None)  # packed rows are in order as they are
     assert found.ends.tolist() == [0, 2, 5, 6, 9, 12, 18]
     assert on_gpu(np.array([[1, 1], [0, 0], [2, 2]])).are_rows
-    apart = on_gpu(np.array([[0, 1, 2, 1]]))
-    assert (apart.lengths, apart.places.tolist()) == ((2, 1, 1), [1, 3, 2, 0])
+    separate = on_gpu(np.array([[0, 1, 2, 1]]))
+    assert (separate.lengths, separate.places.tolist()) == ((2, 1, 1), [1, 3, 2, 0])
 
 
 def test_padding_that_is_computed_changes_nothing(ids: np.ndarray) -> None:

@@ -239,7 +239,7 @@ def test_an_id_reads_its_row_of_its_block() -> None:
 @torch.no_grad()
 def test_places_are_counted_from_the_bos_before() -> None:
     """In a row of two packed sequences, a picture with its text and a text that is longer than the table."""
-    model = build(replace(SMALL, places=4))
+    model = build(replace(SMALL, max_learned_positions=4))
     v, (text, image, _) = VOCABULARY, (VOCABULARY.ids(m)[0] for m in Modality)
     picture = [v.task(Task.IMAGE_TEXT), v.bos(Modality.IMAGE), image, v.mask(Modality.IMAGE), v.eos(Modality.IMAGE)]
     words = [v.bos(Modality.TEXT), text, text + 1, v.mask(Modality.TEXT), text, v.eos(Modality.TEXT)]
@@ -321,7 +321,9 @@ def test_beginnings() -> None:
 
 @torch.no_grad()
 def test_every_weight_can_have_a_beginning_of_its_own() -> None:
-    model = Transformer(ModelConfig(num_layers=1, width=128, num_heads=2, d_ff=256, places=9), VOCABULARY)
+    model = Transformer(
+        ModelConfig(num_layers=1, width=128, num_heads=2, d_ff=256, max_learned_positions=9), VOCABULARY
+    )
     initialise(model, 7, lambda t: 0.5 if t.role.startswith("embed_") else 0.03 if t.is_matrix else 2.0)
     for t in tagged_parameters(model):
         if t.is_matrix:

@@ -13,12 +13,12 @@ from train_fakes import TINY, make_world, tiny_run
 import triptych.plan.estimate
 from triptych.cli.main import main
 from triptych.data.loader import Loader
-from triptych.data.pack import Grouped, Layout, Packed, Padded
+from triptych.data.pack import Grouped, Packed, Padded, RowLayout
 from triptych.model.transformer import tagged_parameters
 from triptych.plan.estimate import (
     GPUS,
-    Estimate,
     Machine,
+    RunEstimate,
     deal,
     estimate,
     machine_named,
@@ -108,7 +108,7 @@ def test_mistakes_are_one_line(change: str, message: str, capsys: pytest.Capture
 # -- on so many GPUs --------------------------------------------------------------------------------------------------
 
 
-def planned_on(name: str, *changes: str, ranks: int, gpu: str = "h100", **options: Any) -> Estimate:
+def planned_on(name: str, *changes: str, ranks: int, gpu: str = "h100", **options: Any) -> RunEstimate:
     config = override(recipe(name), list(changes))
     return estimate(config, paper_vocabulary(), GPUS[gpu], ranks, **options)
 
@@ -244,7 +244,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [Padded(), Padded(micro_batch_rows=2), Packed(row_length=40), Packed(micro_batch_rows=1), Grouped(max_tokens=60)],
     ids=repr,
 )
-def test_batches_of_data_are_laid_out_as_training_does(world: Path, layout: Layout, ranks: int) -> None:
+def test_batches_of_data_are_laid_out_as_training_does(world: Path, layout: RowLayout, ranks: int) -> None:
     config = tiny_run(world, layout=layout)
     found = deal(gather(config, TINY), layout, config.loader.seq_len, ranks)
     # The same steps from the ranks' own loaders.
@@ -265,9 +265,9 @@ def test_batches_of_data_are_laid_out_as_training_does(world: Path, layout: Layo
     assert found.filled * found.micro_batch_rows * found.row_length == pytest.approx(most)
 
 
-@pytest.mark.parametrize("antimask", [False, True])
-def test_what_is_predicted_is_what_training_predicts(world: Path, antimask: bool) -> None:
-    config = tiny_run(world, layout=Padded(), antimask=antimask)
+@pytest.mark.parametrize("complementary_masks", [False, True])
+def test_what_is_predicted_is_what_training_predicts(world: Path, complementary_masks: bool) -> None:
+    config = tiny_run(world, layout=Padded(), complementary_masks=complementary_masks)
     found = gather(config, TINY)
     assert (found.origin, len(found.lengths)) == ("measured", 114)  # 1,024 sequences in batches of 9
     counts, passed = np.zeros(3), 0
@@ -275,7 +275,7 @@ def test_what_is_predicted_is_what_training_predicts(world: Path, antimask: bool
         for inputs in micro_inputs(step, config, TINY, torch.device("cpu"), Ranks()):
             counts += inputs.targets.counts
             passed += step.num_tokens
-    if antimask:
+    if complementary_masks:
         # Every token that may be masked is, in one of two views; those that may not be are not told apart here.
         assert found.predicted == 0.5 > counts.sum() / passed
     else:
@@ -336,12 +336,12 @@ def test_rows_by_hand() -> None:
 
 def test_twice_as_many_views_and_a_second_forward_pass_take_their_time() -> None:
     plain = planned_on("paper_base", ranks=8)
-    twice = planned_on("paper_base", "antimask=true", ranks=8)
+    twice = planned_on("paper_base", "complementary_masks=true", ranks=8)
     assert (twice.tokens, twice.flops) == (plain.tokens, 2 * plain.flops)
     assert twice.hours == pytest.approx(2 * plain.hours, rel=1e-3)  # 0.5005 is masked by one view, 0.5 by two
     assert twice.memory.load.accumulates
     again = planned_on("paper_base", "parallel.checkpoint_activations=true", ranks=8)
-    head = 3 * 2 * 117_698 * 1024 * plain.batches.predicted * plain.dealt.tokens
+    head = 3 * 2 * 117_698 * 1024 * plain.batches.predicted * plain.step_layout.tokens
     assert again.step_flops - head == pytest.approx((plain.step_flops - head) * 4 / 3)
     assert again.flops == plain.flops
     assert again.memory.total < plain.memory.total
@@ -349,12 +349,16 @@ def test_twice_as_many_views_and_a_second_forward_pass_take_their_time() -> None
 
 def test_memory_is_that_of_the_rows_as_they_are_dealt() -> None:
     found = planned_on("paper_3b", READY[0], ranks=64)
-    load, dealt = found.memory.load, found.dealt
-    assert (load.rows, load.row_length, load.filled) == (dealt.micro_batch_rows, dealt.row_length, dealt.filled)
-    assert (load.context, dealt.has_mask) == (dealt.context, True)
+    load, step_layout = found.memory.load, found.step_layout
+    assert (load.rows, load.row_length, load.filled) == (
+        step_layout.micro_batch_rows,
+        step_layout.row_length,
+        step_layout.filled,
+    )
+    assert (load.context, step_layout.has_mask) == (step_layout.context, True)
     text = ("loader.task_weights.image-text=0", "loader.task_weights.audio-text=0")
     whole = planned_on("paper_3b", *READY, *text, ranks=64)  # nothing but full rows
-    assert (whole.memory.load.context, whole.dealt.has_mask, whole.dealt.context) == (None, False, 3256)
+    assert (whole.memory.load.context, whole.step_layout.has_mask, whole.step_layout.context) == (None, False, 3256)
 
 
 def test_optimal_tokens_are_the_paper_s() -> None:

@@ -14,21 +14,21 @@ class Fake:
 
     vocabulary = VOCABULARY
 
-    def __init__(self, law):
-        self.law, self.seen, self.positions, self.rows = law, [], [], []
+    def __init__(self, dist):
+        self.dist, self.seen, self.positions, self.rows = dist, [], [], []
 
-    def __call__(self, tokens, positions, *, asked_n):
+    def __call__(self, tokens, positions, *, query_idx):
         self.seen.append(tokens.clone())
         self.positions.append(positions.clone())
         self.contexts = getattr(self, "contexts", [])
         first = len(self.contexts)
         self.contexts += [tuple(row) for row in tokens.tolist()]
         which = torch.arange(first, first + len(tokens))[:, None].expand_as(tokens)
-        return torch.stack([which, positions], dim=-1).double().flatten(0, 1)[asked_n]
+        return torch.stack([which, positions], dim=-1).double().flatten(0, 1)[query_idx]
 
     def logits(self, hidden, modality, *, out=None):
         self.rows.append(len(hidden))
-        rows = [self.law(self.contexts[int(row)], int(place), modality) for row, place in hidden.tolist()]
+        rows = [self.dist(self.contexts[int(row)], int(place), modality) for row, place in hidden.tolist()]
         return torch.from_numpy(np.array(rows))
 
     @property

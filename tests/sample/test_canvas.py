@@ -7,7 +7,7 @@ from triptych.data.sequences import Documents, OpenEnds, Pairs
 from triptych.data.shards import Manifest, TokenDataset, write_shard
 from triptych.data.types import TokenSample
 from triptych.errors import UserError
-from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, read_back, unsaid
+from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, read_back, unconditional
 from triptych.vocab import Modality, Task, Vocabulary
 
 VOCABULARY = Vocabulary(text=50, image=30, audio=20)
@@ -113,7 +113,7 @@ def test_only_known_text_ids_are_hidden_and_only_if_asked():
 
 
 def test_what_is_unsaid_is_masked_but_not_asked_for():
-    canvas = Canvas(unsaid(Modality.TEXT, 3), Span(Modality.IMAGE, np.array([1, MASKED])))
+    canvas = Canvas(unconditional(Modality.TEXT, 3), Span(Modality.IMAGE, np.array([1, MASKED])))
     layout = lay_out(canvas, VOCABULARY)
     plain = lay_out(Canvas(masked(Modality.TEXT, 3), canvas.media), VOCABULARY)
     assert layout.tokens.tolist() == plain.tokens.tolist()
@@ -136,12 +136,12 @@ def test_reading_back_a_finished_sequence(task):
 
 
 def test_what_is_unsaid_stays_so():
-    canvas = Canvas(unsaid(Modality.TEXT, 2), masked(Modality.IMAGE, 1))
+    canvas = Canvas(unconditional(Modality.TEXT, 2), masked(Modality.IMAGE, 1))
     tokens = lay_out(canvas, VOCABULARY).tokens.copy()
     tokens[2] = VOCABULARY.to_global(Modality.IMAGE, np.array([5]))[0]
     done = read_back(canvas, tokens, VOCABULARY)
     assert done.text.ids.tolist() == [MASKED, MASKED]
-    assert done.text.unsaid
+    assert done.text.unconditional
     assert done.media.ids.tolist() == [5]
 
 

@@ -14,9 +14,9 @@ from scipy.stats import chisquare
 import triptych.sample.generate as module
 from triptych.errors import UserError
 from triptych.model.transformer import ModelConfig, Transformer, initialise
-from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, unsaid
-from triptych.sample.generate import Settings, generate
-from triptych.sample.presets import PRESETS, Use
+from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, unconditional
+from triptych.sample.generate import SamplingConfig, generate
+from triptych.sample.presets import SAMPLING_PRESETS, Use
 from triptych.sample.samplers import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
 
@@ -58,7 +58,7 @@ def mixed():
         Canvas(Span(TEXT, np.array([4, MASKED, 9])), Span(IMAGE, np.r_[np.arange(8), MASKED]), hide=True),
         Canvas(open_ended(TEXT, 9, [11, 12]), hide=True),
         Canvas(Span(TEXT, np.array([1, MASKED])), hide=True),
-        Canvas(unsaid(TEXT, 3), Span(IMAGE, np.r_[MASKED, np.arange(8)]), hide=True),
+        Canvas(unconditional(TEXT, 3), Span(IMAGE, np.r_[MASKED, np.arange(8)]), hide=True),
         Canvas(open_ended(TEXT, 6), masked(AUDIO, 4), hide=True),
     ]
 
@@ -75,11 +75,16 @@ def ids_of(canvases):
     return [[span.ids.tolist() for span in canvas.spans] for canvas in canvases]
 
 
-@pytest.mark.parametrize(("guidance", "steps", "length"), [(1.0, None, "draw"), (3.0, 3, "median")])
+@pytest.mark.parametrize(("guidance_scale", "steps", "length"), [(1.0, None, "draw"), (3.0, 3, "median")])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_request_gives_the_same_alone_and_in_any_company(sampler, guidance, steps, length, transformer):
-    settings = Settings(
-        sampler=sampler, steps=steps, guidance=guidance, length=length, top_p=0.95, options=OPTIONS.get(sampler, {})
+def test_a_request_gives_the_same_alone_and_in_any_company(sampler, guidance_scale, steps, length, transformer):
+    settings = SamplingConfig(
+        sampler=sampler,
+        num_steps=steps,
+        guidance_scale=guidance_scale,
+        length=length,
+        top_p=0.95,
+        options=OPTIONS.get(sampler, {}),
     )
     canvases, seeds = mixed(), [3, 1, 4, 1, 5, 9, 2]
     together = ids_of(generate(transformer, canvases, settings, seeds))
@@ -100,8 +105,8 @@ def test_groups_of_one_to_seven_with_few_masked_rows(num_masked, transformer):
         ids = rng.integers(0, 200, 9)
         ids[rng.choice(9, num_masked, replace=False)] = MASKED
         canvases.append(Canvas(known(TEXT, rng.integers(0, 300, 3)), Span(IMAGE, ids), hide=True))
-    for guidance in (1.0, 3.0):
-        settings = Settings(steps=1, guidance=guidance)
+    for guidance_scale in (1.0, 3.0):
+        settings = SamplingConfig(num_steps=1, guidance_scale=guidance_scale)
         alone = [ids_of(generate(transformer, [canvas], settings, [seed]))[0] for seed, canvas in enumerate(canvases)]
         for size in range(1, 8):
             assert ids_of(generate(transformer, canvases[:size], settings, range(size))) == alone[:size]
@@ -121,12 +126,12 @@ def test_logits_are_the_same_to_the_bit_in_groups_of_any_size(modality, size, th
         layouts = [lay_out(canvas, transformer.vocabulary) for canvas in chosen]
         group = module._group(layouts, range(len(chosen)), transformer.vocabulary, "cpu")
         found = []
-        for guidance in (1.0, 2.0):
-            propose = module._Proposer(transformer, layouts, group, Settings(guidance=guidance))
+        for guidance_scale in (1.0, 2.0):
+            propose = module._Proposer(transformer, layouts, group, SamplingConfig(guidance_scale=guidance_scale))
             with torch.inference_mode():
                 states = propose.look(group.tokens, group.masked)
-                laws = [law.shifted_nV for _, law in propose.laws(states, group.masked, modality)]
-                found.append(torch.cat([law.double() for law in laws]))
+                distributions = [dist.shifted_nV for _, dist in propose.distributions(states, group.masked, modality)]
+                found.append(torch.cat([dist.double() for dist in distributions]))
         return torch.stack(found, dim=1)
 
     alone = torch.cat([numbers([canvas]) for canvas in canvases])
@@ -137,10 +142,10 @@ def test_logits_are_the_same_to_the_bit_in_groups_of_any_size(modality, size, th
 def test_a_small_forward_pass_gives_the_same_in_more_parts(monkeypatch):
     network = Fake(arbitrary)
     canvases = [Canvas(PROMPT, masked(IMAGE, n), hide=True) for n in (4, 5, 4, 4, 4)]
-    whole = ids_of(generate(network, canvases, Settings(guidance=2.0), range(5)))
+    whole = ids_of(generate(network, canvases, SamplingConfig(guidance_scale=2.0), range(5)))
     monkeypatch.setattr(module, "MOST_TOKENS", 50)
     parts = Fake(arbitrary)
-    assert ids_of(generate(parts, canvases, Settings(guidance=2.0), range(5))) == whole
+    assert ids_of(generate(parts, canvases, SamplingConfig(guidance_scale=2.0), range(5))) == whole
     assert max(tokens.numel() for tokens in network.seen) > 50
     assert max(tokens.numel() for tokens in parts.seen) <= 50
 
@@ -149,12 +154,12 @@ def test_a_small_forward_pass_gives_the_same_in_more_parts(monkeypatch):
 
 
 def loves(column):
-    def law(context, position, modality):
+    def dist(context, position, modality):
         logits = np.random.default_rng([position, modality]).normal(size=columns(modality))
         logits[column] = 1000.0
         return logits
 
-    return law
+    return dist
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -167,7 +172,7 @@ def test_only_data_of_its_own_modality_is_ever_put_anywhere(sampler, column):
     ]
     for canvas in canvases:
         seen = []
-        settings = Settings(sampler=sampler, length="draw")
+        settings = SamplingConfig(sampler=sampler, length="draw")
         network = Fake(loves(column))
         (done,) = generate(network, [canvas], settings, [3], callback=lambda *step, seen=seen: seen.append(step[2][0]))
         for span in done.spans:
@@ -185,9 +190,9 @@ def test_only_data_of_its_own_modality_is_ever_put_anywhere(sampler, column):
 
 def test_every_id_of_a_modality_can_come():
     canvases = [Canvas(PROMPT, masked(AUDIO, 50))]
-    (done,) = generate(Fake(loves(-2)), canvases, Settings(steps=1, temperature=1000.0), [0])
+    (done,) = generate(Fake(loves(-2)), canvases, SamplingConfig(num_steps=1, temperature=1000.0), [0])
     found = np.concatenate(
-        [generate(Fake(flat), canvases, Settings(steps=1), [seed])[0].media.ids for seed in range(8)]
+        [generate(Fake(flat), canvases, SamplingConfig(num_steps=1), [seed])[0].media.ids for seed in range(8)]
     )
     assert set(found.tolist()) == set(range(VOCABULARY.audio))
     assert set(done.media.ids.tolist()) <= set(range(VOCABULARY.audio))
@@ -196,11 +201,11 @@ def test_every_id_of_a_modality_can_come():
 # -- guidance ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guidance", [0.0, 0.5, 1.0, 3.0, 7.5])
-def test_guidance_by_its_formula(guidance):
+@pytest.mark.parametrize("guidance_scale", [0.0, 0.5, 1.0, 3.0, 7.5])
+def test_guidance_by_its_formula(guidance_scale):
     """uncond + scale * (cond - uncond), without BOS and EOS, against numpy: the likeliest token at every place."""
     canvas = Canvas(PROMPT, masked(IMAGE, 6), hide=True)
-    settings = Settings(steps=1, temperature=0.0, guidance=guidance)
+    settings = SamplingConfig(num_steps=1, temperature=0.0, guidance_scale=guidance_scale)
     (done,) = generate(Fake(arbitrary), [canvas], settings, [0])
     sighted = lay_out(canvas, VOCABULARY).tokens
     blind = sighted.copy()
@@ -208,19 +213,21 @@ def test_guidance_by_its_formula(guidance):
     expected = []
     for position in range(2, 8):
         cond, uncond = (arbitrary(tuple(context.tolist()), position, IMAGE)[:-2] for context in (sighted, blind))
-        expected.append(int((uncond + guidance * (cond - uncond)).argmax()))
+        expected.append(int((uncond + guidance_scale * (cond - uncond)).argmax()))
     assert done.media.ids.tolist() == expected
 
 
 def test_tokens_are_drawn_from_the_guided_law():
-    def law(context, position, modality):
+    def dist(context, position, modality):
         is_blind = VOCABULARY.mask(TEXT) in context
         logits = np.full(columns(modality), -40.0)
         logits[:4] = [0.5, 0.0, 0.2, -1.0] if is_blind else [0.0, 0.3, 0.6, -0.5]
         return logits
 
     canvas = Canvas(PROMPT, masked(IMAGE, 100), hide=True)
-    done = generate(Fake(law), [canvas] * 10, Settings(steps=1, guidance=2.0, temperature=1.5), range(10))
+    done = generate(
+        Fake(dist), [canvas] * 10, SamplingConfig(num_steps=1, guidance_scale=2.0, temperature=1.5), range(10)
+    )
     counts = np.bincount(np.concatenate([each.media.ids for each in done]), minlength=4)
     expected = softmax(np.array([-0.5, 0.6, 1.0, 0.0]) / 1.5)  # 2 cond - uncond
     assert chisquare(counts, expected * counts.sum()).pvalue > 1e-3
@@ -230,7 +237,7 @@ def test_the_blind_branch_lacks_the_text_and_nothing_else():
     network = Fake(arbitrary)
     text = Span(TEXT, np.array([7, MASKED, 9]))
     canvases = [Canvas(text, masked(IMAGE, 4), hide=True), Canvas(known(TEXT, [1, 2, 3]), masked(IMAGE, 4), hide=True)]
-    generate(network, canvases, Settings(guidance=2.0), [0, 1])
+    generate(network, canvases, SamplingConfig(guidance_scale=2.0), [0, 1])
     hidden = np.stack([lay_out(canvas, VOCABULARY).hidden for canvas in canvases])
     assert hidden.sum(1).tolist() == [2, 3]
     # The second has less to fill in, and leaves when it is done.
@@ -246,14 +253,14 @@ def test_the_blind_branch_lacks_the_text_and_nothing_else():
 
 def test_without_guidance_there_is_no_blind_branch():
     network = Fake(arbitrary)
-    generate(network, [Canvas(PROMPT, masked(IMAGE, 12), hide=True)], Settings(steps=2), [0])
+    generate(network, [Canvas(PROMPT, masked(IMAGE, 12), hide=True)], SamplingConfig(num_steps=2), [0])
     assert {len(tokens) for tokens in network.seen} == {1}
 
 
 def test_what_is_unsaid_stays_masked_and_is_not_generated():
     network = Fake(arbitrary)
-    canvas = Canvas(unsaid(TEXT, 3), Span(IMAGE, np.array([MASKED, 4, MASKED])))
-    (done,) = generate(network, [canvas], Settings(), [0])
+    canvas = Canvas(unconditional(TEXT, 3), Span(IMAGE, np.array([MASKED, 4, MASKED])))
+    (done,) = generate(network, [canvas], SamplingConfig(), [0])
     assert done.text.ids.tolist() == [MASKED] * 3
     assert done.media.ids[1] == 4
     assert (done.media.ids >= 0).all()
@@ -264,7 +271,7 @@ def test_what_is_unsaid_stays_masked_and_is_not_generated():
 
 def test_guidance_needs_a_text_to_hide():
     with pytest.raises(UserError, match="guidance works against a hidden text"):
-        generate(Fake(flat), [Canvas(PROMPT, masked(IMAGE, 4))], Settings(guidance=2.0), [0])
+        generate(Fake(flat), [Canvas(PROMPT, masked(IMAGE, 4))], SamplingConfig(guidance_scale=2.0), [0])
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------
@@ -273,7 +280,7 @@ def test_guidance_needs_a_text_to_hide():
 def ends_by(distribution, start=2):
     """A network that knows how long things are: EOS at place i has the probability that all is said by then."""
 
-    def law(context, position, modality):
+    def dist(context, position, modality):
         p = float(distribution[min(max(position - start, 0), len(distribution) - 1)])
         with np.errstate(divide="ignore"):
             logits = np.full(columns(modality), np.log((1 - p) / VOCABULARY.data_size(modality)))
@@ -281,13 +288,13 @@ def ends_by(distribution, start=2):
         logits[-2] = 500.0  # BOS: must not count
         return logits
 
-    return law
+    return dist
 
 
 def law_of(canvas, network):
     layouts = [lay_out(canvas, VOCABULARY)]
     group = module._group(layouts, [0], VOCABULARY, "cpu")
-    return module._length_laws(network, group, layouts, [canvas], Settings())[0][0]
+    return module._length_laws(network, group, layouts, [canvas], SamplingConfig())[0][0]
 
 
 LAW = np.array([0.0, 0.05, 0.2, 0.0, 0.4, 0.25, 0.0, 0.1])  # of lengths 0 to 7
@@ -312,12 +319,12 @@ def test_a_distribution_that_falls_is_mended():
 
 
 def test_lengths_of_sounds_are_whole_frames():
-    law = np.zeros(20)
-    law[[4, 8, 12]] = 0.2, 0.5, 0.3
+    dist = np.zeros(20)
+    dist[[4, 8, 12]] = 0.2, 0.5, 0.3
     canvas = Canvas(PROMPT, open_ended(AUDIO, 16, stride=4))
-    assert law_of(canvas, Fake(ends_by(law.cumsum()))) == pytest.approx({4: 0.2, 8: 0.5, 12: 0.3}, abs=1e-12)
+    assert law_of(canvas, Fake(ends_by(dist.cumsum()))) == pytest.approx({4: 0.2, 8: 0.5, 12: 0.3}, abs=1e-12)
     for seed in range(20):
-        (done,) = generate(Fake(flat), [canvas], Settings(steps=1, length="draw"), [seed])
+        (done,) = generate(Fake(flat), [canvas], SamplingConfig(num_steps=1, length="draw"), [seed])
         assert len(done.media.ids) in (4, 8, 12)
 
 
@@ -331,45 +338,47 @@ def test_with_a_beginning_given_it_can_be_no_shorter():
 def test_at_once_is_one_look_for_length_and_tokens():
     """What is drawn where is what the model says there of tokens, if it did not end."""
 
-    def law(context, position, modality):
+    def dist(context, position, modality):
         logits = ends_by(LAW.cumsum())(context, position, modality)
         logits[3 * position % VOCABULARY.text] += 40.0 + np.log(VOCABULARY.text)
         logits[-1] += 40.0  # as likely as it was, beside the one token
         return logits
 
-    settings = Settings(at_once=True, length="mode")
-    network = Fake(law)
+    settings = SamplingConfig(single_pass=True, length="mode")
+    network = Fake(dist)
     (done,) = generate(network, [Canvas(open_ended(TEXT, 8, [5]))], settings, [0])
     assert done.text.ids.tolist() == [5, *(3 * (2 + i) % VOCABULARY.text for i in (1, 2, 3))]  # four is the likeliest
     assert network.looks == 1
     drawn = [generate(Fake(flat), [Canvas(open_ended(TEXT, 6))], settings, [n])[0].text.ids.tolist() for n in range(50)]
     assert len({tuple(each) for each in drawn}) > 40  # the flat law is drawn from
     assert all(0 <= token < VOCABULARY.text for each in drawn for token in each)
-    with pytest.raises(UserError, match="at_once draws from an unguided look"):
-        Settings(at_once=True, guidance=2.0)
+    with pytest.raises(UserError, match="single_pass draws from an unguided look"):
+        SamplingConfig(single_pass=True, guidance_scale=2.0)
 
 
 def test_at_once_leaves_other_gaps_to_the_sampler():
     network = Fake(arbitrary)
-    (done,) = generate(network, [Canvas(open_ended(TEXT, 6), masked(IMAGE, 3))], Settings(at_once=True), [0])
+    (done,) = generate(network, [Canvas(open_ended(TEXT, 6), masked(IMAGE, 3))], SamplingConfig(single_pass=True), [0])
     assert done.text.num_masked == done.media.num_masked == 0
     assert network.looks == 1 + 3
 
 
 def test_median_and_mode():
     for how, expected in (("median", 4), ("mode", 4)):
-        (done,) = generate(Fake(ends_by(LAW.cumsum())), [Canvas(open_ended(TEXT, 8))], Settings(length=how), [0])
+        (done,) = generate(Fake(ends_by(LAW.cumsum())), [Canvas(open_ended(TEXT, 8))], SamplingConfig(length=how), [0])
         assert len(done.text.ids) == expected
     skewed = np.array([0, 0.3, 0.25, 0.0, 0.2, 0.25])
     for how, expected in (("median", 2), ("mode", 1)):
-        (done,) = generate(Fake(ends_by(skewed.cumsum())), [Canvas(open_ended(TEXT, 6))], Settings(length=how), [0])
+        (done,) = generate(
+            Fake(ends_by(skewed.cumsum())), [Canvas(open_ended(TEXT, 6))], SamplingConfig(length=how), [0]
+        )
         assert len(done.text.ids) == expected
 
 
 def test_drawn_lengths_follow_the_law():
     number = 300
     canvases = [Canvas(open_ended(TEXT, 8))] * number
-    done = generate(Fake(ends_by(LAW.cumsum())), canvases, Settings(steps=1, length="draw"), range(number))
+    done = generate(Fake(ends_by(LAW.cumsum())), canvases, SamplingConfig(num_steps=1, length="draw"), range(number))
     counts = np.bincount([len(canvas.text.ids) for canvas in done], minlength=8)
     assert not counts[LAW == 0].any()
     assert chisquare(counts[LAW > 0], LAW[LAW > 0] * number).pvalue > 1e-3
@@ -378,7 +387,7 @@ def test_drawn_lengths_follow_the_law():
 def test_two_open_ends_are_closed_one_after_the_other_the_media_first():
     network = Fake(flat)
     canvas = Canvas(open_ended(TEXT, 5), open_ended(AUDIO, 9, stride=4))
-    (done,) = generate(network, [canvas], Settings(length="draw"), [2])
+    (done,) = generate(network, [canvas], SamplingConfig(length="draw"), [2])
     sound = canvas.media.closed(len(done.media.ids))
     assert network.seen[0][0].tolist() == lay_out(canvas, VOCABULARY).tokens.tolist()
     assert network.seen[1][0].tolist() == lay_out(replace(canvas, media=sound), VOCABULARY).tokens.tolist()
@@ -391,7 +400,7 @@ def test_two_open_ends_are_closed_one_after_the_other_the_media_first():
 def test_what_is_given_is_kept():
     canvas = Canvas(open_ended(TEXT, 12, [5, 6, 7]), open_ended(AUDIO, 12, [1, 2, 3, 4], stride=2))
     for seed in range(5):
-        (done,) = generate(Fake(arbitrary), [canvas], Settings(length="draw"), [seed])
+        (done,) = generate(Fake(arbitrary), [canvas], SamplingConfig(length="draw"), [seed])
         assert done.text.ids[:3].tolist() == [5, 6, 7]
         assert done.media.ids[:4].tolist() == [1, 2, 3, 4]
 
@@ -399,27 +408,31 @@ def test_what_is_given_is_kept():
 # -- looks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sampler", "guidance"), itertools.product(["random_order", "low_confidence"], [1.0, 2.0]))
-def test_one_token_a_look_unless_told_otherwise(sampler, guidance):
+@pytest.mark.parametrize(
+    ("sampler", "guidance_scale"), itertools.product(["random_order", "low_confidence"], [1.0, 2.0])
+)
+def test_one_token_a_look_unless_told_otherwise(sampler, guidance_scale):
     canvas = Canvas(PROMPT, masked(IMAGE, 7), hide=True)
     for steps, looks in ((None, 7), (3, 3), (7, 7), (50, 7), (1, 1)):
         network = Fake(arbitrary)
-        generate(network, [canvas], Settings(sampler=sampler, steps=steps, guidance=guidance), [0])
+        generate(
+            network, [canvas], SamplingConfig(sampler=sampler, num_steps=steps, guidance_scale=guidance_scale), [0]
+        )
         assert network.looks == looks
 
 
 def test_an_open_end_costs_one_look_more():
     network = Fake(arbitrary)
-    (done,) = generate(network, [Canvas(open_ended(TEXT, 9))], Settings(), [0])
+    (done,) = generate(network, [Canvas(open_ended(TEXT, 9))], SamplingConfig(), [0])
     assert network.looks == 1 + len(done.text.ids)
 
 
 def test_only_chosen_positions_pass_the_head_and_no_matrix_is_tiny():
     network = Fake(arbitrary)
-    generate(network, [Canvas(PROMPT, masked(IMAGE, 60))], Settings(steps=3), [0])
+    generate(network, [Canvas(PROMPT, masked(IMAGE, 60))], SamplingConfig(num_steps=3), [0])
     assert network.rows == [20, 20, 20]
     network = Fake(arbitrary)
-    generate(network, [Canvas(masked(TEXT, 2))], Settings(), [0])
+    generate(network, [Canvas(masked(TEXT, 2))], SamplingConfig(), [0])
     assert network.rows == [16, 16]
     assert [tuple(tokens.shape) for tokens in network.seen] == [(4, 5)] * 2
 
@@ -431,22 +444,22 @@ def test_the_callback_sees_every_step():
     def callback(step, steps, tokens):
         heard.append((step, steps, int((tokens == VOCABULARY.mask(IMAGE)).sum())))
 
-    (done,) = generate(Fake(arbitrary), [canvas], Settings(steps=3), [0], callback=callback)
+    (done,) = generate(Fake(arbitrary), [canvas], SamplingConfig(num_steps=3), [0], callback=callback)
     assert heard == [(0, 3, 4), (1, 3, 2), (2, 3, 0)]
-    assert ids_of([done]) == ids_of(generate(Fake(arbitrary), [canvas], Settings(steps=3), [0]))
+    assert ids_of([done]) == ids_of(generate(Fake(arbitrary), [canvas], SamplingConfig(num_steps=3), [0]))
 
 
 def test_nothing_to_do():
     network = Fake(arbitrary)
     canvas = Canvas(PROMPT, known(IMAGE, [1, 2]))
-    assert ids_of(generate(network, [canvas], Settings(), [0])) == [[[1, 2], [7, 8, 9]]]
-    assert generate(network, [], Settings(), []) == []
+    assert ids_of(generate(network, [canvas], SamplingConfig(), [0])) == [[[1, 2], [7, 8, 9]]]
+    assert generate(network, [], SamplingConfig(), []) == []
     assert network.looks == 0
 
 
 def test_seeds_make_a_difference():
     canvas = Canvas(PROMPT, masked(IMAGE, 8))
-    made = ids_of(generate(Fake(arbitrary), [canvas] * 4, Settings(), [0, 1, 2, 0]))
+    made = ids_of(generate(Fake(arbitrary), [canvas] * 4, SamplingConfig(), [0, 1, 2, 0]))
     assert made[0] == made[3]
     assert len({tuple(each[0]) for each in made}) == 3
 
@@ -458,15 +471,15 @@ def test_seeds_make_a_difference():
     ("fields", "message"),
     [
         ({"sampler": "random_ordr"}, "unknown sampler 'random_ordr'. Did you mean 'random_order'?"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"best_of": 0}, "best_of and judge_looks must be at least 1, got 0"),
+        ({"num_steps": 0}, "num_steps must be at least 1, got 0"),
+        ({"best_of": 0}, "best_of and num_score_passes must be at least 1, got 0"),
         ({"temperature": -1.0}, "temperature must not be negative"),
         ({"temperature": math.nan}, "temperature must not be negative"),
         ({"top_p": 0.0}, "top_p must lie in"),
         ({"top_p": 1.5}, "top_p must lie in"),
-        ({"guidance": -0.5}, "guidance must not be negative"),
-        ({"guidance": math.inf}, "guidance must not be negative"),
-        ({"guidance": math.nan}, "guidance must not be negative"),
+        ({"guidance_scale": -0.5}, "guidance_scale must not be negative"),
+        ({"guidance_scale": math.inf}, "guidance_scale must not be negative"),
+        ({"guidance_scale": math.nan}, "guidance_scale must not be negative"),
         ({"length": "longest"}, "length must be chosen by draw, median or mode, got 'longest'"),
         ({"options": {"eta": 1}}, "the sampler 'random_order' has no option 'eta'"),
         ({"sampler": "remdm", "options": {"etta": 1}}, "no option 'etta'. Did you mean 'eta'?"),
@@ -475,7 +488,7 @@ def test_seeds_make_a_difference():
 )
 def test_wrong_settings(fields, message):
     with pytest.raises(UserError) as caught:
-        Settings(**fields)
+        SamplingConfig(**fields)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -483,12 +496,12 @@ def test_wrong_settings(fields, message):
 def test_options_reach_the_sampler():
     network = Fake(arbitrary)
     options = {"inner": "threshold", "threshold": 1e-9, "block_length": 2}
-    generate(network, [Canvas(PROMPT, masked(IMAGE, 8))], Settings(sampler="blocks", options=options), [0])
+    generate(network, [Canvas(PROMPT, masked(IMAGE, 8))], SamplingConfig(sampler="blocks", options=options), [0])
     assert network.looks == 4  # all of a block at once
 
 
 def test_presets_name_every_modality():
-    assert {"scenes", "paper"} <= set(PRESETS)
-    for preset in PRESETS.values():
+    assert {"scenes", "paper"} <= set(SAMPLING_PRESETS)
+    for preset in SAMPLING_PRESETS.values():
         assert set(Modality) <= set(preset) <= {*Modality, *get_args(Use)}
-        assert preset[TEXT].guidance == 1  # there is no text to hide where text is made
+        assert preset[TEXT].guidance_scale == 1  # there is no text to hide where text is made

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from triptych.errors import UserError
-from triptych.sample.logits import Law, constrain, draw, guide, temper
+from triptych.sample.logits import Categorical, apply_cfg, apply_temperature_top_p, draw, mask_specials
 
 
 def logs(*rows):
@@ -17,9 +17,9 @@ def random_logits(rows, columns, seed=0, spread=3.0):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def law(logits, temperature=1.0, top_p=1.0):
+def dist(logits, temperature=1.0, top_p=1.0):
     """Probabilities, in float64."""
-    weights = temper(logits.double(), temperature, top_p)
+    weights = apply_temperature_top_p(logits.double(), temperature, top_p)
     assert (weights.amax(1) == 1).all()
     return weights / weights.sum(1, keepdim=True)
 
@@ -30,22 +30,22 @@ def law(logits, temperature=1.0, top_p=1.0):
 def test_guidance_goes_from_the_unconditional_through_the_conditional():
     cond, uncond = random_logits(4, 6, seed=1), random_logits(4, 6, seed=2)
     a, b = cond.numpy().astype(np.float64), uncond.numpy().astype(np.float64)
-    assert guide(cond.double(), uncond.double(), 3.0).numpy() == pytest.approx(3 * a - 2 * b, abs=1e-12)
-    assert guide(cond, uncond, 3.0).numpy() == pytest.approx(3 * a - 2 * b, abs=1e-5)
-    assert (guide(cond, uncond, 0.0).numpy() == b).all()
+    assert apply_cfg(cond.double(), uncond.double(), 3.0).numpy() == pytest.approx(3 * a - 2 * b, abs=1e-12)
+    assert apply_cfg(cond, uncond, 3.0).numpy() == pytest.approx(3 * a - 2 * b, abs=1e-5)
+    assert (apply_cfg(cond, uncond, 0.0).numpy() == b).all()
 
 
 def test_scale_one_is_the_conditional_to_the_bit():
     cond, uncond = random_logits(4, 6, seed=1), torch.full((4, 6), 1e30)
-    assert torch.equal(guide(cond, uncond, 1.0), cond)
+    assert torch.equal(apply_cfg(cond, uncond, 1.0), cond)
 
 
 def test_bos_never_stands_anywhere_and_eos_only_where_allowed():
     logits = torch.zeros(3, 6)
     logits[:, -2:] = 100.0
     allowed = torch.tensor([True, False, True])
-    made = constrain(logits, allowed)
-    probabilities = law(made)
+    made = mask_specials(logits, allowed)
+    probabilities = dist(made)
     assert (probabilities[:, -2] == 0).all()
     assert (probabilities[:, -1] > 0.99).tolist() == allowed.tolist()
     assert probabilities[1, :4].tolist() == [0.25] * 4
@@ -57,24 +57,24 @@ def test_bos_never_stands_anywhere_and_eos_only_where_allowed():
 def test_temperature_divides_the_logits():
     logits = random_logits(5, 7)
     scaled = np.exp(logits.numpy().astype(np.float64) / 1.7)
-    assert law(logits, 1.7).numpy() == pytest.approx(scaled / scaled.sum(1, keepdims=True), rel=1e-12)
+    assert dist(logits, 1.7).numpy() == pytest.approx(scaled / scaled.sum(1, keepdims=True), rel=1e-12)
 
 
 def test_temperature_zero_takes_the_first_of_the_likeliest():
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [5.0, 1.0, 2.0, 5.0]])
-    assert temper(logits, 0.0).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
-    assert temper(logits, 0.0, 0.3).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+    assert apply_temperature_top_p(logits, 0.0).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+    assert apply_temperature_top_p(logits, 0.0, 0.3).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
 
 
 def test_a_tiny_temperature_stays_finite():
     logits = torch.tensor([[1.0, 30.0, 3.0, -math.inf]])
-    assert temper(logits, 1e-308).tolist() == [[0, 1, 0, 0]]
+    assert apply_temperature_top_p(logits, 1e-308).tolist() == [[0, 1, 0, 0]]
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.3, 0.5, 0.8, 0.95, 0.99])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p):
     logits = random_logits(60, 5, spread=1.5)
-    plain, kept = law(logits).numpy(), law(logits, 1.0, top_p).numpy()
+    plain, kept = dist(logits).numpy(), dist(logits, 1.0, top_p).numpy()
     sizes = set()
     for whole, cut in zip(plain, kept):
         reaching = [
@@ -93,44 +93,44 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p):
 
 def test_the_crossing_token_is_kept_and_equals_go_by_id():
     equal = torch.zeros(1, 4)
-    assert law(equal, 1.0, 0.5).tolist() == [[0.5, 0.5, 0, 0]]  # reaches it exactly with two
-    assert law(equal, 1.0, 0.51).numpy() == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))
+    assert dist(equal, 1.0, 0.5).tolist() == [[0.5, 0.5, 0, 0]]  # reaches it exactly with two
+    assert dist(equal, 1.0, 0.51).numpy() == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))
     two_levels = (torch.arange(640) % 5 == 0).double()[None] * math.log(2.0)  # 128 twice as likely as the other 512
-    kept = law(two_levels, 1.0, 0.45)[0].nonzero()[:, 0].tolist()
+    kept = dist(two_levels, 1.0, 0.45)[0].nonzero()[:, 0].tolist()
     others = [i for i in range(640) if i % 5]
     assert kept == sorted([*range(0, 640, 5), *others[:90]])  # (128 * 2 + 90) / 768 = 0.4505
-    assert law(logs([0.2, 0.1, 0.7]), 1.0, 0.75).numpy() == pytest.approx(np.array([[2 / 9, 0, 7 / 9]]))
-    assert law(logs([0.2, 0.1, 0.7]), 1.0, 0.0).tolist() == [[0, 0, 1]]
+    assert dist(logs([0.2, 0.1, 0.7]), 1.0, 0.75).numpy() == pytest.approx(np.array([[2 / 9, 0, 7 / 9]]))
+    assert dist(logs([0.2, 0.1, 0.7]), 1.0, 0.0).tolist() == [[0, 0, 1]]
 
 
 @pytest.mark.parametrize(("dtype", "rare"), [(torch.float64, -200.0), (torch.float32, -80.0)])
 def test_top_p_one_drops_nothing_however_rare(dtype, rare):
     logits = torch.zeros(1, 1025, dtype=dtype)
     logits[0, -1] = rare  # the others are 1/1024 each: their sum is 1 in floating point
-    assert temper(logits, 1.0, 1.0)[0, -1] > 0
-    assert temper(logits, 1.0, 0.999999)[0, -1] == 0
+    assert apply_temperature_top_p(logits, 1.0, 1.0)[0, -1] > 0
+    assert apply_temperature_top_p(logits, 1.0, 0.999999)[0, -1] == 0
 
 
 def test_temperature_comes_before_top_p():
-    flat = law(logs([0.5, 0.3, 0.2]), 100.0, 0.5)  # nearly a third each: two are needed
+    flat = dist(logs([0.5, 0.3, 0.2]), 100.0, 0.5)  # nearly a third each: two are needed
     assert (flat > 0).tolist() == [[True, True, False]]
 
 
 def test_log_probabilities_and_entropy():
-    made = Law(constrain(torch.zeros(2, 6, dtype=torch.float64), torch.tensor([False, True])))
+    made = Categorical(mask_specials(torch.zeros(2, 6, dtype=torch.float64), torch.tensor([False, True])))
     assert made.entropy.tolist() == pytest.approx([math.log(4), math.log(5)], abs=1e-15)
     assert made.log_prob(torch.tensor([3, 5])).tolist() == pytest.approx([-math.log(4), -math.log(5)])
     logits = random_logits(8, 9)
     scaled = np.exp(logits.numpy().astype(np.float64))
     true = scaled / scaled.sum(1, keepdims=True)
     for dtype, error in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-        made = Law(logits.to(dtype, copy=True))
+        made = Categorical(logits.to(dtype, copy=True))
         for column in range(9):
             found = made.log_prob(torch.full((8,), column)).numpy()
             assert found == pytest.approx(np.log(true[:, column]), abs=error)
         assert made.entropy.numpy() == pytest.approx(-(true * np.log(true)).sum(1), abs=error)
         assert made.entropy.dtype == torch.float64
-    assert Law(torch.tensor([[0.0, -math.inf, -math.inf]])).entropy.tolist() == [0.0]
+    assert Categorical(torch.tensor([[0.0, -math.inf, -math.inf]])).entropy.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.3])
@@ -140,24 +140,24 @@ def test_a_law_of_float32_draws_what_one_of_float64_does(temperature, columns):
     rows = 4000
     logits = random_logits(rows, columns)
     uniform = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    true = law(logits, temperature).cumsum(1)
+    true = dist(logits, temperature).cumsum(1)
     expected = (true <= uniform[:, None]).sum(1).clamp(max=columns - 1)
-    made = Law(logits.clone())
+    made = Categorical(logits.clone())
     drawn = made.draw(uniform, temperature)
     assert (drawn != expected).sum() <= 2
-    log_prob = law(logits).gather(1, drawn[:, None])[:, 0].log()
+    log_prob = dist(logits).gather(1, drawn[:, None])[:, 0].log()
     assert made.log_prob(drawn).numpy() == pytest.approx(log_prob.numpy(), abs=2e-6)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: temper(x, -0.1), "temperature must be 0 or more"),
-        (lambda x: temper(x, math.nan), "temperature must be 0 or more"),
-        (lambda x: temper(x, math.inf), "temperature must be 0 or more"),
-        (lambda x: temper(x, 1.0, 1.1), "top_p must lie between 0 and 1"),
-        (lambda x: temper(x, 1.0, math.nan), "top_p must lie between 0 and 1"),
-        (lambda x: guide(x, x, math.nan), "guidance scale must be a finite number"),
+        (lambda x: apply_temperature_top_p(x, -0.1), "temperature must be 0 or more"),
+        (lambda x: apply_temperature_top_p(x, math.nan), "temperature must be 0 or more"),
+        (lambda x: apply_temperature_top_p(x, math.inf), "temperature must be 0 or more"),
+        (lambda x: apply_temperature_top_p(x, 1.0, 1.1), "top_p must lie between 0 and 1"),
+        (lambda x: apply_temperature_top_p(x, 1.0, math.nan), "top_p must lie between 0 and 1"),
+        (lambda x: apply_cfg(x, x, math.nan), "guidance scale must be a finite number"),
     ],
 )
 def test_bad_arguments(call, message):
@@ -215,9 +215,9 @@ def test_a_row_gives_the_same_bits_alone_and_in_company(threads, rows, columns):
     numbers = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
     def everything(which):
-        logits = constrain(guide(cond[which], uncond[which], 2.3), allowed[which])
-        weights = temper(logits, 1.2, 0.9)
-        made = Law(logits.clone())
+        logits = mask_specials(apply_cfg(cond[which], uncond[which], 2.3), allowed[which])
+        weights = apply_temperature_top_p(logits, 1.2, 0.9)
+        made = Categorical(logits.clone())
         drawn = made.draw(numbers[which])
         return logits, weights, draw(weights, numbers[which]), drawn, made.log_prob(drawn), made.entropy
 
@@ -228,7 +228,11 @@ def test_a_row_gives_the_same_bits_alone_and_in_company(threads, rows, columns):
 
 
 def test_no_rows_at_all():
-    logits = constrain(guide(torch.zeros(0, 5), torch.zeros(0, 5), 3.0), torch.zeros(0, dtype=torch.bool))
-    assert draw(temper(logits, 1.0, 0.9), torch.zeros(0, dtype=torch.float64)).shape == (0,)
-    assert temper(logits, 0.0).shape == (0, 5)
-    assert Law(logits).entropy.shape == Law(logits).log_prob(torch.zeros(0, dtype=torch.int64)).shape == (0,)
+    logits = mask_specials(apply_cfg(torch.zeros(0, 5), torch.zeros(0, 5), 3.0), torch.zeros(0, dtype=torch.bool))
+    assert draw(apply_temperature_top_p(logits, 1.0, 0.9), torch.zeros(0, dtype=torch.float64)).shape == (0,)
+    assert apply_temperature_top_p(logits, 0.0).shape == (0, 5)
+    assert (
+        Categorical(logits).entropy.shape
+        == Categorical(logits).log_prob(torch.zeros(0, dtype=torch.int64)).shape
+        == (0,)
+    )

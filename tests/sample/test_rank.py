@@ -10,8 +10,8 @@ from sample_fakes import AUDIO, IMAGE, TEXT, VOCABULARY, Fake, arbitrary, column
 from triptych.errors import UserError
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.sample import rank
-from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, unsaid
-from triptych.sample.generate import Settings, generate
+from triptych.sample.canvas import MASKED, Canvas, Span, known, lay_out, masked, open_ended, unconditional
+from triptych.sample.generate import SamplingConfig, generate
 from triptych.sample.rank import LOOKS, agreement, has_a_given_side, log_likelihoods
 
 
@@ -78,21 +78,21 @@ class Honest(Fake):
     """Thinks that the text names the first code of the picture, and knows nothing else."""
 
     def __init__(self):
-        def law(context, position, modality):
+        def dist(context, position, modality):
             logits = np.zeros(columns(modality))
             codes = [token for token in context if token in VOCABULARY.data_ids(IMAGE)]
             if modality == TEXT and codes:
                 logits[VOCABULARY.to_local(IMAGE, np.array(codes[:1]))[0] % columns(TEXT)] = 5.0
             return logits
 
-        super().__init__(law)
+        super().__init__(dist)
 
 
 def test_what_fits_the_given_is_kept():
     canvas = Canvas(known(TEXT, [11]), masked(IMAGE, 1))
-    one = [int(generate(Honest(), [canvas], Settings(), [seed])[0].media.ids[0]) for seed in range(60)]
+    one = [int(generate(Honest(), [canvas], SamplingConfig(), [seed])[0].media.ids[0]) for seed in range(60)]
     assert np.mean([code == 11 for code in one]) < 0.2  # one in thirty is right by chance
-    best = generate(Honest(), [canvas] * 20, Settings(best_of=64), range(20))
+    best = generate(Honest(), [canvas] * 20, SamplingConfig(best_of=64), range(20))
     assert np.mean([int(done.media.ids[0]) == 11 for done in best]) > 0.7  # 1 - (29 / 30)^64 = 0.89
 
 
@@ -100,8 +100,8 @@ def test_the_first_candidate_is_the_one_that_is_made_alone_and_wins_if_all_are_e
     canvas = Canvas(known(TEXT, [3, 4]), masked(AUDIO, 5))
     flat = Fake(lambda context, position, modality: np.zeros(columns(modality)))
     for seed in range(5):
-        (alone,) = generate(flat, [canvas], Settings(), [seed])
-        (best,) = generate(flat, [canvas], Settings(best_of=4), [seed])
+        (alone,) = generate(flat, [canvas], SamplingConfig(), [seed])
+        (best,) = generate(flat, [canvas], SamplingConfig(best_of=4), [seed])
         assert best.media.ids.tolist() == alone.media.ids.tolist()
 
 
@@ -109,7 +109,7 @@ def test_where_all_candidates_are_the_same_nobody_judges():
     canvas = Canvas(known(TEXT, [3, 4]), masked(AUDIO, 2))
     sure, unsure = Fake(lambda context, position, modality: np.arange(columns(modality)) * 50.0), Fake(arbitrary)
     for model in (sure, unsure):
-        generate(model, [canvas], Settings(best_of=4), [1])
+        generate(model, [canvas], SamplingConfig(best_of=4), [1])
     assert sure.looks == 2
     assert unsure.looks > 2
 
@@ -118,7 +118,7 @@ def test_more_candidates_are_never_worse_in_the_model_s_own_eyes():
     canvas = Canvas(known(TEXT, [3, 4]), masked(IMAGE, 3))
     scores = []
     for count in (1, 2, 4, 8):
-        (done,) = generate(Fake(arbitrary), [canvas], Settings(best_of=count), [7])
+        (done,) = generate(Fake(arbitrary), [canvas], SamplingConfig(best_of=count), [7])
         scores += agreement(Fake(arbitrary), [done])
     assert scores == sorted(scores)
     assert scores[-1] > scores[0]
@@ -138,7 +138,7 @@ def test_the_same_alone_and_in_any_company():
         Canvas(known(TEXT, [8, 5]), open_ended(AUDIO, 12, stride=2), hide=True),
         Canvas(Span(TEXT, np.array([4, MASKED, 9])), known(IMAGE, np.arange(9))),
     ]
-    settings = Settings(best_of=3, length="draw")
+    settings = SamplingConfig(best_of=3, length="draw")
 
     def ids(made):
         return [[span.ids.tolist() for span in canvas.spans] for canvas in made]
@@ -153,7 +153,7 @@ def test_the_same_alone_and_in_any_company():
     "canvas",
     [
         Canvas(open_ended(TEXT, 9, [1])),
-        Canvas(unsaid(TEXT, 3), masked(IMAGE, 4)),
+        Canvas(unconditional(TEXT, 3), masked(IMAGE, 4)),
         Canvas(masked(TEXT, 2), masked(IMAGE, 4)),
         Canvas(known(TEXT, []), masked(IMAGE, 4)),
         Canvas(known(TEXT, [1]), known(IMAGE, [4])),
@@ -163,4 +163,6 @@ def test_the_same_alone_and_in_any_company():
 def test_there_must_be_something_to_judge_by(canvas):
     assert not has_a_given_side(canvas)
     with pytest.raises(UserError, match="best_of judges what is made by what is given: it needs a whole text"):
-        generate(Fake(arbitrary), [Canvas(known(TEXT, [1]), masked(IMAGE, 2)), canvas], Settings(best_of=2), [0, 1])
+        generate(
+            Fake(arbitrary), [Canvas(known(TEXT, [1]), masked(IMAGE, 2)), canvas], SamplingConfig(best_of=2), [0, 1]
+        )

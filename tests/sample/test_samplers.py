@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from triptych.diffusion.schedule import Cosine, Geometric, Linear, Polynomial
 from triptych.errors import UserError
 from triptych.sample import samplers as unmask
-from triptych.sample.batch import Group, Proposals, Purpose
+from triptych.sample.batch import Proposals, Purpose, RequestBatch
 from triptych.sample.samplers import SAMPLERS
 
 MASK = 3  # a state is 0, 1, 2 or masked
@@ -50,14 +50,16 @@ class Model:
         self.steps.append(step)
         self.asked.append(where.clone())
         context = ((tokens - self.bases) * 4 ** torch.arange(tokens.shape[1])).sum(1)
-        law = self.table[context]
+        dist = self.table[context]
         if self.greedy:
-            drawn = law.argmax(-1)
+            drawn = dist.argmax(-1)
         else:
             uniform = self.group.uniform(step, Purpose.TOKEN)
-            drawn = (law.cumsum(-1) <= uniform[..., None]).sum(-1).clamp(max=2)
-        log_prob = law.gather(-1, drawn[..., None])[..., 0].log()
-        entropy = -(law[..., 0] * law[..., 0].log() + law[..., 1] * law[..., 1].log() + law[..., 2] * law[..., 2].log())
+            drawn = (dist.cumsum(-1) <= uniform[..., None]).sum(-1).clamp(max=2)
+        log_prob = dist.gather(-1, drawn[..., None])[..., 0].log()
+        entropy = -(
+            dist[..., 0] * dist[..., 0].log() + dist[..., 1] * dist[..., 1].log() + dist[..., 2] * dist[..., 2].log()
+        )
         return Proposals(
             torch.where(where, self.bases + drawn, -1),
             torch.where(where & torch.tensor(wants == "confidence"), log_prob, math.nan),
@@ -69,7 +71,7 @@ def group_of(states, masked, seeds):
     """States [B, T] where given; what is to be generated is masked."""
     bases = BASES[: states.shape[1]]
     tokens = torch.where(masked, MASK, states) + bases
-    return Group(tokens, masked, (bases + MASK).expand_as(tokens).contiguous(), tuple(seeds))
+    return RequestBatch(tokens, masked, (bases + MASK).expand_as(tokens).contiguous(), tuple(seeds))
 
 
 def many(requests, given=(MASK, 1, MASK, MASK, MASK)):
@@ -89,7 +91,7 @@ def ragged(requests=40, seed=0):
 
 
 def rows_of(group, rows):
-    return Group(
+    return RequestBatch(
         group.tokens[rows], group.masked[rows], group.mask_ids[rows], tuple(np.array(group.seeds)[rows].tolist())
     )
 
@@ -259,7 +261,7 @@ REQUESTS = 20_000
 def any_order_law(start=START):
     """The product of conditionals along an order, averaged over all orders."""
     free = [i for i, state in enumerate(start) if state == MASK]
-    law = defaultdict(float)
+    dist = defaultdict(float)
     orders = list(itertools.permutations(free))
     for order in orders:
         for values in itertools.product(range(3), repeat=len(free)):
@@ -267,16 +269,16 @@ def any_order_law(start=START):
             for i, value in zip(order, values):
                 probability *= law_at(states)[i, value]
                 states[i] = value
-            law[tuple(states)] += probability
-    return law
+            dist[tuple(states)] += probability
+    return dist
 
 
 def law_of(steps, start=START):
     """The law of the last state, by following every way through. A step maps a state to (filled, masked again, p)."""
-    law = {start: 1.0}
+    dist = {start: 1.0}
     for step in steps:
         after = defaultdict(float)
-        for states, probability in law.items():
+        for states, probability in dist.items():
             says = law_at(states)
             for filled, again, chance in step(states):
                 base = list(states)
@@ -286,9 +288,9 @@ def law_of(steps, start=START):
                     for i, value in zip(filled, values):
                         base[i] = value
                     after[tuple(base)] += probability * chance * math.prod(says[i, v] for i, v in zip(filled, values))
-        law = after
-    assert sum(law.values()) == pytest.approx(1)
-    return law
+        dist = after
+    assert sum(dist.values()) == pytest.approx(1)
+    return dist
 
 
 def subsets(items):
@@ -324,16 +326,16 @@ def by_count(count):
     return step
 
 
-def p_value(tokens, law):
+def p_value(tokens, dist):
     """Of a chi-square test of how often each result came; rare ones are taken together."""
-    assert len(law) == 81
+    assert len(dist) == 81
     states = (tokens - BASES[:5]).tolist()
     seen = defaultdict(int)
     for row in states:
         seen[tuple(row)] += 1
-    assert set(seen) <= set(law)
-    expected = np.array([law[key] for key in sorted(law)]) * len(states)
-    observed = np.array([seen[key] for key in sorted(law)])
+    assert set(seen) <= set(dist)
+    expected = np.array([dist[key] for key in sorted(dist)]) * len(states)
+    observed = np.array([seen[key] for key in sorted(dist)])
     order = np.argsort(expected)
     rare = np.searchsorted(expected[order].cumsum(), 8.0) + 1
     expected = np.concatenate([[expected[order[:rare]].sum()], expected[order[rare:]]])
@@ -343,12 +345,12 @@ def p_value(tokens, law):
 
 def test_one_at_a_time_is_the_any_order_law():
     group = many(REQUESTS)
-    law = any_order_law()
-    assert p_value(unmask.first_hitting(Model(group), group), law) > 1e-3
-    assert p_value(unmask.random_order(Model(group), group, 4), law) > 1e-3
-    assert p_value(unmask.random_order(Model(group), group, 1), law) < 1e-9  # the judge can tell
+    dist = any_order_law()
+    assert p_value(unmask.first_hitting(Model(group), group), dist) > 1e-3
+    assert p_value(unmask.random_order(Model(group), group, 4), dist) > 1e-3
+    assert p_value(unmask.random_order(Model(group), group, 1), dist) < 1e-9  # the judge can tell
     left_to_right = unmask.blocks(Model(group), group, None, block_length=1)
-    assert p_value(left_to_right, law) < 1e-9
+    assert p_value(left_to_right, dist) < 1e-9
 
 
 def test_steps_do_not_matter_to_first_hitting_and_no_more_than_n_to_random_order():
@@ -573,7 +575,7 @@ def test_maskgit_counts_follow_the_cosine_or_another_schedule():
 def test_maskgit_counts_that_are_whole_are_not_rounded_down():
     size, steps = 100, 10  # tenths are not whole in binary
     shape = (1, size)
-    group = Group(torch.full(shape, 5), torch.ones(shape, dtype=torch.bool), torch.full(shape, 5), (1,))
+    group = RequestBatch(torch.full(shape, 5), torch.ones(shape, dtype=torch.bool), torch.full(shape, 5), (1,))
 
     def propose(tokens, where, step, wants):
         return Proposals(torch.zeros_like(tokens), *torch.zeros(2, *shape, dtype=torch.float64))

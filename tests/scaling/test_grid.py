@@ -138,7 +138,7 @@ def chosen(family: Family, frontier: Frontier, budget: float) -> Cell | None:
 
 
 def test_two_views_of_a_token_cost_twice() -> None:
-    plain, twice = family_for("aspect_8"), family_for("aspect_8", ["antimask=true"])
+    plain, twice = family_for("aspect_8"), family_for("aspect_8", ["complementary_masks=true"])
     assert twice.per_token == pytest.approx([2 * each for each in plain.per_token])
     one, two = chosen(plain, PAPER, 1e20), chosen(twice, PAPER, 2e20)
     assert one is not None

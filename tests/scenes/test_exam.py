@@ -14,10 +14,10 @@ from triptych.errors import UserError
 from triptych.eval import scenes as exam
 from triptych.scenes import grammar
 from triptych.scenes.exam import DIRECTIONS, Examination, Score, category_score, examine, ratio_score
-from triptych.scenes.grammar import CATEGORIES, KINDS, RELATIONS, Group, Scene
+from triptych.scenes.grammar import CATEGORIES, KINDS, RELATIONS, ObjectGroup, Scene
 from triptych.scenes.image import draw, place
 from triptych.scenes.judge import read, relation_holds
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 
 # -- scores -----------------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def seen_in(picture):
     """The scene in a picture, by the judge, and the things in it."""
     things = read([picture])[0].things
     looks = sorted({thing.look for thing in things}, key=str)
-    groups = tuple(Group(kind, colour, sum(t.look == (kind, colour) for t in things)) for kind, colour in looks)
+    groups = tuple(ObjectGroup(kind, colour, sum(t.look == (kind, colour) for t in things)) for kind, colour in looks)
     return Scene(groups), things
 
 
@@ -138,7 +138,7 @@ class Perfect:
 
     def speak(self, texts, seed):
         by_text = {text: samples for samples, text in self.heard.items()}
-        return [Sound(np.frombuffer(by_text[text], np.float32), 16_000) for text in texts]
+        return [Audio(np.frombuffer(by_text[text], np.float32), 16_000) for text in texts]
 
 
 class Wrong(Perfect):
@@ -157,7 +157,7 @@ class Wrong(Perfect):
         return [""] * len(sounds)
 
     def speak(self, texts, seed):
-        return [Sound(np.zeros(16_000, np.float32), 16_000) for _ in texts]
+        return [Audio(np.zeros(16_000, np.float32), 16_000) for _ in texts]
 
 
 class Terse(Perfect):
@@ -186,7 +186,7 @@ def world(monkeypatch):
     """Speech without a voice: every sentence has a noise of its own, and the outside judge knows it."""
     rng = np.random.default_rng(0)
     texts = ["a cat and a dog", "three red hearts", "an owl above two pigs", "a picture of a blue car"]
-    sounds = [Sound(rng.standard_normal(16_000 * (i + 1)).astype(np.float32), 16_000) for i in range(4)]
+    sounds = [Audio(rng.standard_normal(16_000 * (i + 1)).astype(np.float32), 16_000) for i in range(4)]
     heard = {sound.samples.tobytes(): text for text, sound in zip(texts, sounds)}
     monkeypatch.setattr(exam, "_spoken", lambda n, split: (texts[:n], sounds[:n]))
     monkeypatch.setattr(exam, "transcribe", lambda voices: [heard.get(v.samples.tobytes(), "") for v in voices])
@@ -238,10 +238,10 @@ def test_the_table_and_the_json_have_it_all(world):
 def test_directions_and_settings_can_be_chosen(world, monkeypatch):
     monkeypatch.setattr(exam, "_BATCH", 5)
     pipe = Perfect(*world)
-    settings = {"text-to-image": {"steps": 3}}
+    settings = {"text-to-image": {"num_steps": 3}}
     found = examine(pipe, 12, 1, directions=["text-to-image"], seed=100, settings=settings, report=lambda line: None)
     assert set(found.extras["seconds"]) == {"text-to-image"}
-    assert pipe.settings == {"steps": 3}
+    assert pipe.settings == {"num_steps": 3}
     assert pipe.seeds == [100, 105, 110]  # request i has seed + i, whatever the batches
     assert len(found.scores) == 1 + len(CATEGORIES)
 

@@ -13,7 +13,7 @@ from triptych.scenes.grammar import (
     KINDS,
     NUMBERS,
     RELATIONS,
-    Group,
+    ObjectGroup,
     Scene,
     caption,
     document,
@@ -57,7 +57,7 @@ def test_every_caption_reads_back_to_its_scene():
 
 def test_one_scene_is_said_in_several_ways():
     rng = np.random.default_rng(0)
-    scene = Scene((Group("cat"), Group("heart", "red")), "left of")
+    scene = Scene((ObjectGroup("cat"), ObjectGroup("heart", "red")), "left of")
     said = {caption(scene, rng) for _ in range(500)}
     assert {
         "a cat left of a red heart",
@@ -92,7 +92,7 @@ def test_what_is_no_sentence_of_the_grammar_is_not_read(text):
 
 
 def test_reading_ignores_case_spaces_and_the_final_stop():
-    assert parse("  A  Cat and\ta dog. ") == Scene((Group("cat"), Group("dog")))
+    assert parse("  A  Cat and\ta dog. ") == Scene((ObjectGroup("cat"), ObjectGroup("dog")))
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -136,7 +136,7 @@ def test_splits_have_the_promised_sizes():
 
 
 def test_questions_are_answered_truly():
-    scene = Scene((Group("cat", None, 2), Group("heart", "red")), "left of")
+    scene = Scene((ObjectGroup("cat", None, 2), ObjectGroup("heart", "red")), "left of")
     assert dict(questions(scene)) == {
         "how many cats are there?": "two",
         "how many red hearts are there?": "one",
@@ -153,13 +153,13 @@ def test_questions_are_answered_truly():
 
 
 def test_a_colour_is_only_asked_for_where_the_answer_is_unique():
-    scene = Scene((Group("heart", "red"), Group("heart", "blue")))
+    scene = Scene((ObjectGroup("heart", "red"), ObjectGroup("heart", "blue")))
     assert not any(asked.startswith("what colour") for asked, _ in questions(scene))
 
 
 def test_yes_and_no_are_equally_likely_and_true():
     rng = np.random.default_rng(0)
-    scene = Scene((Group("cat"), Group("dog")))
+    scene = Scene((ObjectGroup("cat"), ObjectGroup("dog")))
     answers = [pair for pair in (question(scene, rng) for _ in range(2000)) if pair[1] in ("yes", "no")]
     for asked, answer in answers:
         assert (answer == "yes") == (asked.removesuffix("?").split()[-1] in ("cat", "dog"))
@@ -195,14 +195,14 @@ def test_relations_are_their_own_inverse_twice():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Group("dragon"), "unknown kind of thing 'dragon'"),
-        (lambda: Group("houze"), "Did you mean 'house'"),
-        (lambda: Group("cat", "red"), "takes no colour"),
-        (lambda: Group("heart"), "takes one of red"),
-        (lambda: Group("cat", None, 5), "1 to 4 things"),
+        (lambda: ObjectGroup("dragon"), "unknown kind of thing 'dragon'"),
+        (lambda: ObjectGroup("houze"), "Did you mean 'house'"),
+        (lambda: ObjectGroup("cat", "red"), "takes no colour"),
+        (lambda: ObjectGroup("heart"), "takes one of red"),
+        (lambda: ObjectGroup("cat", None, 5), "1 to 4 things"),
         (lambda: Scene(()), "one group or two"),
-        (lambda: Scene((Group("cat", None, 4), Group("dog"))), "at most 4"),
-        (lambda: Scene((Group("cat"),), "above"), "between two groups"),
+        (lambda: Scene((ObjectGroup("cat", None, 4), ObjectGroup("dog"))), "at most 4"),
+        (lambda: Scene((ObjectGroup("cat"),), "above"), "between two groups"),
         (lambda: sample_scene(np.random.default_rng(0), category="colour"), "Did you mean 'colours'"),
     ],
 )

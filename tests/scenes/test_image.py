@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from triptych.scenes.grammar import RELATIONS, Group, Scene, sample_scene
+from triptych.scenes.grammar import RELATIONS, ObjectGroup, Scene, sample_scene
 from triptych.scenes.image import PICTURE, Placed, draw, picture, place
 from triptych.scenes.judge import relation_holds
 from triptych.scenes.sprites import ATLAS, LOOKS, SIZE, build_atlas, sprites
@@ -27,7 +27,7 @@ def test_things_lie_inside_the_picture_and_apart():
 def test_a_relation_holds_and_no_other_does(relation):
     rng = np.random.default_rng(0)
     for counts in itertools.product((1, 2), repeat=2):
-        groups = (Group("cat", None, counts[0]), Group("dog", None, counts[1]))
+        groups = (ObjectGroup("cat", None, counts[0]), ObjectGroup("dog", None, counts[1]))
         for _ in range(50):
             things = place(Scene(groups, relation), rng)
             assert [r for r in RELATIONS if relation_holds(things, Scene(groups, r))] == [relation]
@@ -38,7 +38,7 @@ def test_a_picture_tells_whether_a_relation_is_meant():
     rng = np.random.default_rng(0)
 
     def places(relation, counts):
-        scene = Scene((Group("cat", None, counts[0]), Group("dog", None, counts[1])), relation)
+        scene = Scene((ObjectGroup("cat", None, counts[0]), ObjectGroup("dog", None, counts[1])), relation)
         return {tuple(sorted((t.look[0], t.x, t.y) for t in place(scene, rng))) for _ in range(200)}
 
     for counts in itertools.product((1, 2), repeat=2):
@@ -59,7 +59,7 @@ def test_a_picture_is_white_but_for_its_things():
 
 
 def test_one_seed_one_picture():
-    scene = Scene((Group("cat", None, 3),))
+    scene = Scene((ObjectGroup("cat", None, 3),))
     one, same, other = (np.asarray(picture(scene, np.random.default_rng(seed))) for seed in (1, 1, 2))
     assert (one == same).all()
     assert (one != other).any()

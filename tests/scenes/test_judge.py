@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from triptych.scenes.grammar import CATEGORIES, COLOURS, Group, Scene, sample_scene
+from triptych.scenes.grammar import CATEGORIES, COLOURS, ObjectGroup, Scene, sample_scene
 from triptych.scenes.image import PICTURE, Placed, draw, picture, place
 from triptych.scenes.judge import describes, read, same_scene, score, shows, tells
 from triptych.scenes.sprites import LOOKS, SIZE
@@ -47,24 +47,24 @@ def test_pictures_of_other_scenes_fail():
 @pytest.mark.parametrize("wrong", [c for c in COLOURS if c != "red"])
 def test_a_wrong_colour_fails(wrong):
     (reading,) = read([draw([Placed(("heart", wrong), 12, 8)])])
-    assert not shows(reading, Scene((Group("heart", "red"),)))
-    assert shows(reading, Scene((Group("heart", wrong),)))
+    assert not shows(reading, Scene((ObjectGroup("heart", "red"),)))
+    assert shows(reading, Scene((ObjectGroup("heart", wrong),)))
 
 
 def test_a_wrong_count_an_extra_thing_and_a_missing_one_fail():
     cats = [Placed(("cat", None), 4, 4), Placed(("cat", None), 36, 4)]
     dog = Placed(("dog", None), 36, 36)
-    two_cats = Scene((Group("cat", None, 2),))
+    two_cats = Scene((ObjectGroup("cat", None, 2),))
     assert shows(read([draw(cats)])[0], two_cats)
     assert not shows(read([draw(cats[:1])])[0], two_cats)
     assert not shows(read([draw([*cats, dog])])[0], two_cats)
-    assert not shows(read([draw(cats)])[0], Scene((Group("cat", None, 3),)))
+    assert not shows(read([draw(cats)])[0], Scene((ObjectGroup("cat", None, 3),)))
     assert not shows(read([Image.new("RGB", (64, 64), "white")])[0], two_cats)
 
 
 def test_a_wrong_side_fails():
     things = [Placed(("cat", None), 4, 8), Placed(("dog", None), 36, 8)]
-    groups = (Group("cat"), Group("dog"))
+    groups = (ObjectGroup("cat"), ObjectGroup("dog"))
     (reading,) = read([draw(things)])
     assert shows(reading, Scene(groups, "left of"))
     assert shows(reading, Scene(groups))
@@ -74,12 +74,12 @@ def test_a_wrong_side_fails():
 
 def test_a_smudge_beside_the_right_thing_fails():
     picture = draw([Placed(("cat", None), 4, 4)])
-    assert shows(read([picture])[0], Scene((Group("cat"),)))
+    assert shows(read([picture])[0], Scene((ObjectGroup("cat"),)))
     pixels = np.asarray(picture).copy()
     pixels[40:56, 40:56] = np.random.default_rng(0).integers(0, 255, size=(16, 16, 3))
     (reading,) = read([Image.fromarray(pixels)])
     assert reading.smudged
-    assert not shows(reading, Scene((Group("cat"),)))
+    assert not shows(reading, Scene((ObjectGroup("cat"),)))
 
 
 def test_noise_and_blur_do_not_mislead():
@@ -109,7 +109,7 @@ def test_noise_and_blur_do_not_mislead():
     ],
 )
 def test_captions_are_judged_by_meaning(text, true):
-    scene = Scene((Group("cat"), Group("heart", "red")), "left of")
+    scene = Scene((ObjectGroup("cat"), ObjectGroup("heart", "red")), "left of")
     things = place(scene, np.random.default_rng(0))
     assert describes(text, things) == true
     assert tells(text, scene, things) == (true and "of" in text)  # the picture was to show a relation

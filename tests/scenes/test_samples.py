@@ -6,7 +6,7 @@ from triptych.scenes.grammar import CAPTION_PROMPT, CATEGORIES, parse
 from triptych.scenes.judge import read, same_scene, shows
 from triptych.scenes.samples import PICTURE_SHARES, PROMPT_SHARE, QUESTION_SHARE, scene_sample
 from triptych.scenes.speech import FRAME, LONGEST_REST, speak, trim
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Task
 
@@ -96,7 +96,7 @@ def test_quiet_around_speech_is_cut_and_nothing_else():
     rate = 24_000
     said = np.sin(np.arange(rate) / 20).astype(np.float32)
     quiet = np.full(rate // 2, 1e-4, np.float32)
-    trimmed = trim(Sound(np.concatenate([quiet, said, quiet[:6000], said, quiet]), rate))
+    trimmed = trim(Audio(np.concatenate([quiet, said, quiet[:6000], said, quiet]), rate))
     assert trimmed.seconds == pytest.approx(2.25 + 2 * 0.02, abs=0.01)
     assert trimmed.samples[int(0.03 * rate) :][:100] == pytest.approx(said[int(0.01 * rate) :][:100], abs=0.2)
-    assert trim(Sound(quiet, rate)).seconds == 0.5
+    assert trim(Audio(quiet, rate)).seconds == 0.5

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from triptych.hub.format import EMBEDDED
+from triptych.hub.format import BUILTIN_MODELS
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes.exam import examine
 from triptych.scenes.grammar import parse
@@ -26,7 +26,7 @@ def scores(pipe):
 
 
 def test_the_weights_are_small_enough_to_ship():
-    assert sum(path.stat().st_size for path in EMBEDDED["scenes"].iterdir()) < 25e6
+    assert sum(path.stat().st_size for path in BUILTIN_MODELS["scenes"].iterdir()) < 25e6
 
 
 # The bounds leave room for the spread of so few samples; the README has the full examination.

@@ -15,7 +15,7 @@ from triptych.cli.main import main
 from triptych.recipes.proxy import family, member
 from triptych.studies.base import join
 from triptych.studies.coordinates import sizes
-from triptych.studies.in_memory import train_briefly
+from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig, override
 from triptych.transfer.per_module import table_named
@@ -49,18 +49,18 @@ def command(*words: str) -> int:
 
 def test_a_brief_run_learns_and_is_the_same_twice(run: RunConfig, bundle: TokenizerBundle) -> None:
     short, longer = member(run, tokens=0.01), member(run, tokens=0.1)
-    first = train_briefly(short, bundle)
-    again = train_briefly(short, bundle)
+    first = train_in_memory(short, bundle)
+    again = train_in_memory(short, bundle)
     assert (first.loss, first.train_loss, first.tokens) == (again.loss, again.train_loss, again.tokens)
-    assert train_briefly(member(run, tokens=0.01, seed=1), bundle).loss != first.loss
-    assert train_briefly(longer, bundle).train_loss < first.train_loss - 0.1
+    assert train_in_memory(member(run, tokens=0.01, seed=1), bundle).loss != first.loss
+    assert train_in_memory(longer, bundle).train_loss < first.train_loss - 0.1
     # Over whole sequences: between the shares of the modalities, which are all there.
     whole = [value for name, value in first.held_out.items() if "|" not in name and name != "all"]
     assert min(whole) < first.loss < max(whole)
 
 
 def test_a_run_that_diverges_is_a_result(run: RunConfig, bundle: TokenizerBundle) -> None:
-    outcome = train_briefly(override(member(run, tokens=0.05), ["optimizer.lr=1e30", "optimizer.clip=none"]), bundle)
+    outcome = train_in_memory(override(member(run, tokens=0.05), ["optimizer.lr=1e30", "optimizer.clip=none"]), bundle)
     assert outcome.diverged
     assert outcome.loss == float("inf")
     assert outcome.as_json["loss"] is None
@@ -234,6 +234,6 @@ def test_findings_do_not_mix_what_they_cannot_tell_apart(changes, tmp_path: Path
 
 
 def test_changes_of_the_family_reach_every_member(run: RunConfig) -> None:
-    changed = override(run, ["model.init_std=0.02", "model.places=7", "transfer.depth_exponent=0.5"])
+    changed = override(run, ["model.init_std=0.02", "model.max_learned_positions=7", "transfer.depth_exponent=0.5"])
     wide = member(changed, width=128)
-    assert (wide.model.init_std, wide.model.places, wide.transfer.depth_exponent) == (0.02, 7, 0.5)
+    assert (wide.model.init_std, wide.model.max_learned_positions, wide.transfer.depth_exponent) == (0.02, 7, 0.5)

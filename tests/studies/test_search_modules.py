@@ -32,7 +32,7 @@ from triptych.studies.search_modules import (
 )
 from triptych.training.config import override
 from triptych.transfer.groups import groups
-from triptych.transfer.per_module import PRESETS, Multipliers, Table, table_named
+from triptych.transfer.per_module import MULTIPLIER_TABLES, Multipliers, Table, table_named
 from triptych.utils.trials import Records
 from triptych.vocab import Vocabulary
 
@@ -273,10 +273,10 @@ def test_a_round_without_survivors_shrinks_the_region_and_a_diverged_start_is_le
 
 @pytest.mark.parametrize(
     ("betas", "start"),
-    [((0.9, 0.95), Table()), ((0.5, 0.2), Table()), ((0.9, 0.95), PRESETS["paper"])],
+    [((0.9, 0.95), Table()), ((0.5, 0.2), Table()), ((0.9, 0.95), MULTIPLIER_TABLES["paper"])],
 )
 def test_no_proposal_leaves_the_bounds_or_makes_a_beta_negative(betas, start) -> None:
-    roles = tuple(PRESETS["paper"].roles)
+    roles = tuple(MULTIPLIER_TABLES["paper"].roles)
     search = ModuleSearch(roles=roles, beta1=betas[0], beta2=betas[1], start=start, radius=2.0, num_proposals=30)
     limits_met = 0
     for x in search.proposals(0, search.zeros, search.radius):
@@ -294,7 +294,7 @@ def test_no_proposal_leaves_the_bounds_or_makes_a_beta_negative(betas, start) ->
 
 
 def test_the_search_is_for_factors_on_top_of_a_table() -> None:
-    start = PRESETS["scenes"]
+    start = MULTIPLIER_TABLES["scenes"]
     search = ModuleSearch(roles=("embed_text", "attn_qkv"), beta1=0.9, beta2=0.98, start=start)
     unchanged = search.table(search.zeros)
     for role in ("embed_text", "embed_image", "unembed_text", "unembed_norm", "attn_qkv"):
@@ -307,9 +307,13 @@ def test_the_search_is_for_factors_on_top_of_a_table() -> None:
     assert search.table(x).at("embed_image", None, 2) == start.roles["embed"]
     assert search.table(x).at("attn_qkv", 1, 2).eps == pytest.approx(3.0)
     assert search.table(x).at("attn_qkv", 0, 2).eps == 1.0
-    assert ModuleSearch(roles=("norm1",), beta1=0.9, beta2=0.95, start=PRESETS["paper"]).table(x[:3] * 0).decays_all
+    assert (
+        ModuleSearch(roles=("norm1",), beta1=0.9, beta2=0.95, start=MULTIPLIER_TABLES["paper"])
+        .table(x[:3] * 0)
+        .decays_all
+    )
     with pytest.raises(UserError, match="parts of the depth"):
-        ModuleSearch(roles=("norm1",), beta1=0.9, beta2=0.95, start=PRESETS["paper"], depth_bins=3)
+        ModuleSearch(roles=("norm1",), beta1=0.9, beta2=0.95, start=MULTIPLIER_TABLES["paper"], depth_bins=3)
 
 
 def test_the_table_found_loads_back_and_a_recipe_takes_it(tmp_path: Path) -> None:
@@ -399,4 +403,4 @@ def test_the_paper_s_own_search_can_be_repeated() -> None:
     """The roles of its table are roles of the model."""
     shape = ModelConfig(num_layers=2, width=16, num_heads=2, d_ff=24)
     model = Transformer(shape, Vocabulary(text=11, image=7, audio=5))
-    assert {weight.role for weight in tagged_parameters(model)} == set(PRESETS["paper"].roles)
+    assert {weight.role for weight in tagged_parameters(model)} == set(MULTIPLIER_TABLES["paper"].roles)

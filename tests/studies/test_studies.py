@@ -161,7 +161,7 @@ def test_all_ways_are_one_at_the_base_s_batch(monkeypatch: pytest.MonkeyPatch) -
 
         return SimpleNamespace(as_json={"loss": 1.0})
 
-    monkeypatch.setattr(batch_size, "train_briefly", fake)
+    monkeypatch.setattr(batch_size, "train_in_memory", fake)
     for trial in batch_size.trials(options(batch_size, "--batches", f"{BASE_BATCH},{4 * BASE_BATCH}", "--seeds", "1")):
         batch_size.run_trial(trial, family(), None)
     values = [_values(config) for config in seen]

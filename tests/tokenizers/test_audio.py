@@ -17,17 +17,17 @@ from triptych.tokenizers.audio import (
     load_audio_tokenizer,
     resample,
 )
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.vocab import Modality
 
 
-def sine(hertz: float, rate: int, seconds: float = 1.0) -> Sound:
+def sine(hertz: float, rate: int, seconds: float = 1.0) -> Audio:
     t = np.arange(round(seconds * rate)) / rate
-    return Sound((0.5 * np.sin(2 * math.pi * hertz * t)).astype(np.float32), rate)
+    return Audio((0.5 * np.sin(2 * math.pi * hertz * t)).astype(np.float32), rate)
 
 
-def noise(seconds: float, rate: int = 24_000, seed: int = 0) -> Sound:
-    return Sound(np.random.default_rng(seed).uniform(-0.5, 0.5, round(seconds * rate)).astype(np.float32), rate)
+def noise(seconds: float, rate: int = 24_000, seed: int = 0) -> Audio:
+    return Audio(np.random.default_rng(seed).uniform(-0.5, 0.5, round(seconds * rate)).astype(np.float32), rate)
 
 
 # -- resampling -------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_odd_rates_and_lengths():
         assert decibels_of_error(resample(sine(1_000, before), 24_000).samples, sine(1_000, 24_000).samples) < -80
     assert decibels_of_error(resample(sine(1_000, 383_987), 24_000).samples, sine(1_000, 24_000).samples) < -70
     for length in (1, 2, 999, 1_001):
-        assert len(resample(Sound(np.zeros(length, np.float32), 44_100), 24_000).samples) == math.ceil(
+        assert len(resample(Audio(np.zeros(length, np.float32), 44_100), 24_000).samples) == math.ceil(
             length * 80 / 147
         )
     sound = noise(0.1)
@@ -73,7 +73,7 @@ def test_odd_rates_and_lengths():
 
 
 def test_samples_stay_within_range():
-    square = Sound(np.sign(sine(300, 44_100).samples), 44_100)
+    square = Audio(np.sign(sine(300, 44_100).samples), 44_100)
     assert np.abs(resample(square, 24_000).samples).max() == 1
 
 
@@ -182,7 +182,7 @@ def test_thirty_seconds_are_three_thousand_ids(higgs):
     ],
 )
 def test_frames_cover_the_sound(higgs, samples, rate, frames):
-    sound = Sound(np.full(samples, 0.1, np.float32), rate)
+    sound = Audio(np.full(samples, 0.1, np.float32), rate)
     (ids,) = higgs.encode([sound])
     assert len(ids) == 4 * frames
     assert len(higgs.decode([ids])[0].samples) == 960 * frames
@@ -296,7 +296,7 @@ def test_wrong_sounds_are_refused(higgs):
         higgs.encode([noise(30.04)])
     for samples in (np.zeros(0), np.zeros((10, 2)), np.array([0.0, np.nan])):
         with pytest.raises(DataError, match="one channel of at least one sample, all finite"):
-            higgs.encode([Sound(samples.astype(np.float32), 24_000)])
+            higgs.encode([Audio(samples.astype(np.float32), 24_000)])
 
 
 def test_wrong_ids_are_refused(higgs):

@@ -7,7 +7,7 @@ import pytest
 
 from triptych.errors import CheckpointError, UserError
 from triptych.tokenizers import bundle as bundle_module
-from triptych.tokenizers.base import Sound, hash_arrays, write_spec
+from triptych.tokenizers.base import Audio, hash_arrays, write_spec
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.text import ByteBPE
 from triptych.vocab import Modality, Vocabulary
@@ -31,7 +31,7 @@ class Fake:
         return [np.zeros(1, np.int32) for _ in items]
 
     def decode(self, ids):
-        return [Sound(np.zeros(1, np.float32), 1) for _ in ids]
+        return [Audio(np.zeros(1, np.float32), 1) for _ in ids]
 
     def save(self, folder):
         kind = "movq" if self.modality == Modality.IMAGE else "dac"
@@ -151,7 +151,7 @@ def test_saving_a_loaded_bundle_copies_files_as_they_are(bundle, tmp_path):
 
 def test_names(bundle, tmp_path, monkeypatch):
     bundle.save(tmp_path)
-    monkeypatch.setitem(bundle_module.EMBEDDED, "scenes", tmp_path)
+    monkeypatch.setitem(bundle_module.BUILTIN_TOKENIZERS, "scenes", tmp_path)
     assert TokenizerBundle.load("scenes").fingerprints == bundle.fingerprints
     with pytest.raises(UserError, match="Did you mean 'scenes'"):
         TokenizerBundle.load("scene")

@@ -4,7 +4,7 @@ import torch
 
 from triptych.errors import CheckpointError, DataError, UserError
 from triptych.tokenizers.audio import load_audio_tokenizer
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq, kmeans
 from triptych.tokenizers.mel_rvq import MelRVQ
 
@@ -19,7 +19,7 @@ def chirps(count, seed=0, rate=16_000):
         pitch = rng.uniform(100, 300) * (1 + 0.3 * np.sin(2 * np.pi * rng.uniform(0.5, 2) * time))
         phase = 2 * np.pi * np.cumsum(pitch) / rate
         wave = sum(np.sin(k * phase) / k for k in range(1, 6)) * np.abs(np.sin(2 * np.pi * rng.uniform(1, 3) * time))
-        sounds.append(Sound((0.2 * wave).astype(np.float32), rate))
+        sounds.append(Audio((0.2 * wave).astype(np.float32), rate))
     return sounds
 
 
@@ -30,7 +30,7 @@ def fitted():
 
 def test_frame_major_at_25_frames_a_second(fitted):
     for seconds, frames in ((1.0, 25), (1.01, 26), (0.04, 2), (30.0, 750)):
-        sound = Sound(np.zeros(round(seconds * 16_000), np.float32), 16_000)
+        sound = Audio(np.zeros(round(seconds * 16_000), np.float32), 16_000)
         (ids,) = fitted.encode([sound])
         assert ids.dtype == np.int32
         assert len(ids) == max(2, frames) * 3
@@ -112,10 +112,10 @@ def test_saved_and_loaded(fitted, tmp_path, half):
 
 def test_bad_input_is_one_clear_line(fitted, tmp_path):
     with pytest.raises(DataError, match="the limit is 30 s"):
-        fitted.encode([Sound(np.zeros(31 * 16_000, np.float32), 16_000)])
+        fitted.encode([Audio(np.zeros(31 * 16_000, np.float32), 16_000)])
     for samples in (np.zeros(0, np.float32), np.array([0.1, np.nan], np.float32)):
         with pytest.raises(DataError, match="at least one sample, all finite"):
-            fitted.encode([Sound(samples, 16_000)])
+            fitted.encode([Audio(samples, 16_000)])
     with pytest.raises(UserError, match=r"must lie in \[0, 64\)"):
         fitted.decode([np.array([1, 2, 64])])
     with pytest.raises(UserError, match="come 3 to a frame"):

@@ -55,9 +55,9 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 def test_what_changes_while_it_is_written_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving takes a copy: the next steps may begin at once."""
-    at_once, changing = threading.Event(), tensors()
+    single_pass, changing = threading.Event(), tensors()
     write = filesystem._write_files_from_queue
-    monkeypatch.setattr(filesystem, "_write_files_from_queue", lambda **given: at_once.wait(30) and write(**given))
+    monkeypatch.setattr(filesystem, "_write_files_from_queue", lambda **given: single_pass.wait(30) and write(**given))
     saver = ckpt.Saver(tmp_path, keep=1)
     saver.begin(1, changing, {})
     for tensor in changing.values():
@@ -65,7 +65,7 @@ def test_what_changes_while_it_is_written_is_not_written(tmp_path: Path, monkeyp
     assert saver.is_busy
     assert not saver.is_done
     assert ckpt.list_checkpoints(tmp_path) == []
-    at_once.set()
+    single_pass.set()
     saved = saver.finish()
     assert saved.path is not None
     found = ckpt.load(saved.path).tensors
@@ -201,7 +201,7 @@ def test_what_was_not_written_by_us_is_refused(what: str, world: Path, tmp_path:
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(world: Path, tmp_path: Path) -> None:
-    config = tiny_run(world, save_every=2, keep=3)
+    config = tiny_run(world, save_every=2, keep_last_checkpoints=3)
     whole = run_it(config, tmp_path / "whole")
     run_it(config, tmp_path / "damaged", stop_after=5)
     folder = tmp_path / "damaged" / "checkpoints"

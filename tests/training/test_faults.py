@@ -160,7 +160,7 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
 
 def test_a_full_disk_is_warned_about_and_tried_again(whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
     config, folder = whole
-    config = replace(config, save_every=10, keep=1)
+    config = replace(config, save_every=10, keep_last_checkpoints=1)
     with mounted(tmp_path / "small", "size=2m") as small:
 
         def fill_and_make_room(event: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def test_a_full_disk_is_warned_about_and_tried_again(whole: tuple[RunConfig, Pat
 def test_a_disk_that_stays_full_is_an_error_at_the_end_and_loses_nothing(
     whole: tuple[RunConfig, Path], tmp_path: Path
 ) -> None:
-    config = replace(whole[0], save_every=10, keep=2)
+    config = replace(whole[0], save_every=10, keep_last_checkpoints=2)
     with mounted(tmp_path / "small", "size=2m") as small:
         run_it(config, small / "run", stop_after=10)
         (small / "ballast").write_bytes(b"x" * (shutil.disk_usage(small).free - 20_000))
@@ -209,7 +209,7 @@ def test_a_folder_that_cannot_be_written_fails_before_the_first_step(world: Path
 
 
 def test_saves_that_are_slower_than_their_interval_never_mix(whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
-    config = replace(whole[0], save_every=1, num_steps=12, keep=20)
+    config = replace(whole[0], save_every=1, num_steps=12, keep_last_checkpoints=20)
     process = start(train_alone, config, tmp_path / "run", partial(write_slowly, 0.1))
     most = 0
     while process.is_alive():
@@ -280,7 +280,7 @@ def high_losses(steps: range) -> Iterator[None]:
         loop.train_step = step_as_it_is
 
 
-GUARD = GuardConfig(spike_sigmas=50.0, spike_window=8, most_in_a_row=4, most_rollbacks=1)
+GUARD = GuardConfig(spike_sigmas=50.0, spike_window=8, max_consecutive_skips=4, max_rollbacks=1)
 
 
 def test_a_spike_is_left_out(world: Path, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_spike_is_left_out(world: Path, tmp_path: Path) -> None:
 
 
 def test_a_series_of_spikes_goes_back_and_steps_over_the_data(world: Path, tmp_path: Path) -> None:
-    config = tiny_run(world, num_steps=24, guard=GUARD, save_every=5, keep=1)
+    config = tiny_run(world, num_steps=24, guard=GUARD, save_every=5, keep_last_checkpoints=1)
     with high_losses(range(12, 16)):
         run_it(config, tmp_path / "one")
         for stop in (11, 14, None):  # before them, and in their middle

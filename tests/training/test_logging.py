@@ -16,7 +16,7 @@ from triptych.errors import UserError
 from triptych.model.transformer import Transformer, initialise
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.guard import FolderLock
-from triptych.training.logging import Console, Records, environment, read_records
+from triptych.training.logging import Console, RunLog, environment, read_records
 from triptych.training.ranks import Ranks
 from triptych.training.setup import Run
 from triptych.training.step import build_optimizer
@@ -40,7 +40,7 @@ STEP: dict[str, Any] = {
 
 def test_every_event_is_a_line_of_json_and_is_heard(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
-    records = Records(tmp_path / "new" / "records.jsonl", [heard.append])
+    records = RunLog(tmp_path / "new" / "records.jsonl", [heard.append])
     records("run", step=0, recipe="näno")
     records("step", step=1, loss=0.5)
     lines = (tmp_path / "new" / "records.jsonl").read_text().splitlines()
@@ -61,7 +61,7 @@ def strict_json(line: str) -> Any:
 
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
-    records = Records(tmp_path / "records.jsonl", [heard.append])
+    records = RunLog(tmp_path / "records.jsonl", [heard.append])
     records("step", step=1, loss=float("nan"), nll={"text": float("inf"), "image": 1.5}, all=[-float("inf"), 2])
     (line,) = records.path.read_text().splitlines()
     assert strict_json(line) == heard[0]
@@ -74,7 +74,7 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
 
 
 def test_rewinding_drops_what_came_later(tmp_path: Path) -> None:
-    records = Records(tmp_path / "records.jsonl", [])
+    records = RunLog(tmp_path / "records.jsonl", [])
     records.rewind(0)  # there is nothing yet
     for step in range(6):
         records("step", step=step)
@@ -88,7 +88,7 @@ def test_rewinding_drops_what_came_later(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 30])
 def test_a_line_that_was_cut_off_is_survived(cut: int, tmp_path: Path) -> None:
-    records = Records(tmp_path / "records.jsonl", [])
+    records = RunLog(tmp_path / "records.jsonl", [])
     for step in (1, 2, 3):
         records("step", step=step, loss=1.0)
     whole = records.path.read_text()

@@ -224,7 +224,7 @@ def test_nine_skipped_steps_in_a_row_are_survived(world: Path, tmp_path: Path) -
 
 def test_ten_skipped_steps_in_a_row_end_the_run(world: Path, tmp_path: Path) -> None:
     """The last good checkpoint stays, although meanwhile more were due than are kept."""
-    config = tiny_run(world, num_steps=30, save_every=2, keep=2)
+    config = tiny_run(world, num_steps=30, save_every=2, keep_last_checkpoints=2)
     with broken_steps(range(4, 30)), pytest.raises(loop.Diverged) as caught:
         run_it(config, tmp_path)
     message = str(caught.value)
@@ -243,10 +243,10 @@ def test_ten_skipped_steps_in_a_row_end_the_run(world: Path, tmp_path: Path) -> 
 
 def test_saving_waits_for_a_step_that_works(world: Path, tmp_path: Path) -> None:
     with broken_steps({1, 2}):
-        run_it(tiny_run(world, save_every=2, keep=9), tmp_path / "run")
+        run_it(tiny_run(world, save_every=2, keep_last_checkpoints=9), tmp_path / "run")
     assert [event["step"] for event in events(tmp_path / "run", "saved")] == [4, 6]
     with broken_steps({1}):
-        run_it(tiny_run(world, save_every=2, keep=9), tmp_path / "other")
+        run_it(tiny_run(world, save_every=2, keep_last_checkpoints=9), tmp_path / "other")
     assert [event["step"] for event in events(tmp_path / "other", "saved")] == [3, 4, 6]
 
 
@@ -313,7 +313,7 @@ def forget(folder: Path, *paths: str) -> None:
     ("missing", "now", "answer"),
     [
         (["corrupt.p_text_end"], {}, None),
-        (["loader.open_ends.audio_share", "antimask"], {}, None),
+        (["loader.open_ends.audio_share", "complementary_masks"], {}, None),
         (["loader.open_ends", "world", "threads"], {}, None),
         (["corrupt.p_text_end"], {"corrupt": {"p_text_end": 0.25}}, "corrupt.p_text_end was 0.0, is 0.25"),
         (["loader.open_ends"], {"loader": {"p_subsample": 0.5}}, "loader.p_subsample was 0.05, is 0.5"),
@@ -361,7 +361,13 @@ def test_what_changes_no_weight_may_change(world: Path, tmp_path: Path) -> None:
     whole = run_it(config, tmp_path / "whole")
     run_it(config, tmp_path / "parts", stop_after=3)
     free = replace(
-        config, log_every=5, save_every=1, keep=3, threads=1, validation=ValidationConfig(every=2), validation_data=()
+        config,
+        log_every=5,
+        save_every=1,
+        keep_last_checkpoints=3,
+        threads=1,
+        validation=ValidationConfig(every=2),
+        validation_data=(),
     )
     parts = run_it(free, tmp_path / "parts")
     assert_same_bits(tensors_of(parts), tensors_of(whole))
@@ -426,7 +432,7 @@ def test_a_run_can_begin_with_the_weights_of_a_saved_model(world: Path, tmp_path
     config = tiny_run(world)
     bundle = TokenizerBundle.load(config.tokenizers)
     first = run_it(config, tmp_path / "first")
-    following = replace(config, begin_with=saved_model(first, tmp_path / "saved", bundle), seed=5)
+    following = replace(config, init_from=saved_model(first, tmp_path / "saved", bundle), seed=5)
     begun = begin.start(following, tmp_path / "next", bundle, CPU)
     assert begun.step == 0
     for name, weight in first.best.state_dict().items():
@@ -453,14 +459,14 @@ def test_a_run_does_not_begin_with_a_model_of_another_shape(world: Path, tmp_pat
     config = tiny_run(world)
     bundle = TokenizerBundle.load(config.tokenizers)
     saved = saved_model(run_it(config, tmp_path / "first", stop_after=1), tmp_path / "saved", bundle)
-    wider = replace(config, begin_with=saved, model=replace(config.model, d_ff=32))
+    wider = replace(config, init_from=saved, model=replace(config.model, d_ff=32))
     with pytest.raises(CheckpointError, match=r"other tokenizers: model\.d_ff was 24, is 32"):
         begin.start(wider, tmp_path / "next", bundle, CPU)
     others = TokenizerBundle(Vocabulary(text=24, image=11, audio=7))
     with pytest.raises(CheckpointError, match=r"other tokenizers: vocabulary was '[0-9a-f]{64}', is"):
-        begin.start(replace(config, begin_with=saved), tmp_path / "next", others, CPU)
+        begin.start(replace(config, init_from=saved), tmp_path / "next", others, CPU)
     with pytest.raises(CheckpointError, match="is not a saved Triptych model"):
-        begin.start(replace(config, begin_with=str(tmp_path / "first")), tmp_path / "next", bundle, CPU)
+        begin.start(replace(config, init_from=str(tmp_path / "first")), tmp_path / "next", bundle, CPU)
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -506,7 +512,7 @@ def test_the_share_of_peak_is_that_of_the_flops_it_counts(world: Path, tmp_path:
     """With complementary masks every token passes twice, and every maskable one is predicted once."""
     corrupt = CorruptConfig()
     config = with_loader(
-        tiny_run(world, antimask=True, corrupt=corrupt, num_steps=1, validation_data=()), mask_text_eos="all"
+        tiny_run(world, complementary_masks=True, corrupt=corrupt, num_steps=1, validation_data=()), mask_text_eos="all"
     )
     config = replace(config, model=replace(config.model, softmax_scope="full"))
     run_it(config, tmp_path, peak_flops=1e6)
@@ -758,11 +764,19 @@ def test_only_the_first_rank_has_a_board(
         (["train", "nano", "threads=1e9"], 2, "threads must lie between 1 and 4096"),
         (["train", "nano", "num_steps=1e300"], 2, "num_steps must lie between -2**63 and 2**63, got '1e300'."),
         (["train", "nano", f"corrupt.seed={2**64}"], 2, "corrupt.seed must lie between -2**63 and 2**63"),
-        (["train", "nano", "keep=0"], 2, "num_steps, log_every, save_every and keep must be at least 1."),
-        (["train", "nano", "save_every=-1"], 2, "num_steps, log_every, save_every and keep must be at least 1."),
+        (
+            ["train", "nano", "keep_last_checkpoints=0"],
+            2,
+            "num_steps, log_every, save_every and keep_last_checkpoints must be at least 1.",
+        ),
+        (
+            ["train", "nano", "save_every=-1"],
+            2,
+            "num_steps, log_every, save_every and keep_last_checkpoints must be at least 1.",
+        ),
         (["train", "nano", "model.num_heads=5"], 2, "width=128 must be a multiple of 2 * num_heads=10"),
-        (["train", "nano", "z_weight=inf"], 2, "z_weight must lie between 0 and 1e+06, got inf."),
-        (["train", "nano", "z_weight=1e300"], 2, "z_weight must lie between 0 and 1e+06, got 1e+300."),
+        (["train", "nano", "z_loss_weight=inf"], 2, "z_loss_weight must lie between 0 and 1e+06, got inf."),
+        (["train", "nano", "z_loss_weight=1e300"], 2, "z_loss_weight must lie between 0 and 1e+06, got 1e+300."),
         (["train", "nano", "optimizer.clip=inf"], 2, "clip must be positive and finite, or none, got inf."),
         (["train", "nano", "optimizer.weight_decay=inf"], 2, "weight_decay and warmup_steps must be finite"),
     ],

@@ -23,12 +23,12 @@ from triptych.training.ranks import Ranks, device_name, join
 def test_without_torchrun_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     ranks = join()
-    assert (ranks, ranks.is_first) == (Ranks(0, 1), True)
+    assert (ranks, ranks.is_rank0) == (Ranks(0, 1), True)
     assert ranks.sum([1.5, 2]) == [1.5, 2]
-    assert (ranks.any([True, False]), ranks.gather("a"), ranks.from_first("b")) == ([True, False], ["a"], "b")
-    assert (ranks.on_first(lambda: 3), ranks.apart()) == (3, ranks)
+    assert (ranks.any([True, False]), ranks.gather("a"), ranks.broadcast("b")) == ([True, False], ["a"], "b")
+    assert (ranks.run_on_rank0(lambda: 3), ranks.new_group()) == (3, ranks)
     ranks.barrier()
-    assert not Ranks(1, 2).is_first
+    assert not Ranks(1, 2).is_rank0
 
 
 @pytest.mark.parametrize(

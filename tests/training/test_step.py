@@ -44,13 +44,13 @@ def gradient(config: RunConfig, ranks: Ranks = Ranks()) -> tuple[float, StepSums
 # -- micro-batches ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("antimask", [False, True])
+@pytest.mark.parametrize("complementary_masks", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS[:2], ids=["grouped", "packed"])
-def test_micro_batches_add_up_to_one_big_batch(layout: Layout, antimask: bool, world: Path) -> None:
-    config = tiny_run(world, antimask=antimask, z_weight=0.01)
+def test_micro_batches_add_up_to_one_big_batch(layout: Layout, complementary_masks: bool, world: Path) -> None:
+    config = tiny_run(world, complementary_masks=complementary_masks, z_loss_weight=0.01)
     total, sums, found, count = gradient(with_loader(config, layout=layout))
     big_total, big_sums, expected, big_count = gradient(with_loader(config, layout=ONE_BIG))
-    assert count > big_count == (2 if antimask else 1)
+    assert count > big_count == (2 if complementary_masks else 1)
     assert total == pytest.approx(big_total, rel=1e-6)
     assert sums.loss == pytest.approx(big_sums.loss, rel=1e-6)
     np.testing.assert_allclose(sums.nll, big_sums.nll, rtol=1e-6)
@@ -72,7 +72,7 @@ def slow_rows(config: RunConfig) -> list[list[dict[str, Any]]]:
     step = first_step(with_loader(config, layout=ONE_BIG))
     (batch,) = step.micro_batches
     found = []
-    for view in (0, 1) if config.antimask else (None,):
+    for view in (0, 1) if config.complementary_masks else (None,):
         corrupted = corrupt(batch, TINY, config.corrupt, step=0, global_batch=step.num_sequences, view=view)
         for s in range(step.num_sequences):
             rows, columns = np.nonzero(batch.segment_ids == s + 1)
@@ -125,7 +125,7 @@ def slow_loss(sequences: list[list[dict[str, Any]]], norm: str, total_eligible: 
 
 def num_eligible(config: RunConfig) -> int:
     step = first_step(with_loader(config, layout=ONE_BIG))
-    views = (0, 1) if config.antimask else (None,)
+    views = (0, 1) if config.complementary_masks else (None,)
     return sum(
         int(corrupt(step.micro_batches[0], TINY, config.corrupt, step=0, global_batch=9, view=view).num_eligible.sum())
         for view in views
@@ -134,7 +134,7 @@ def num_eligible(config: RunConfig) -> int:
 
 @pytest.mark.parametrize("norm", ["sequence", "tokens", "masked", "paper_literal"])
 def test_the_loss_of_a_step_is_what_its_norm_says(norm: str, world: Path) -> None:
-    config = tiny_run(world, norm=norm, z_weight=0.5, corrupt=CorruptConfig(p_one_sided=0.3, p_prompt_masked=0.2))
+    config = tiny_run(world, norm=norm, z_loss_weight=0.5, corrupt=CorruptConfig(p_one_sided=0.3, p_prompt_masked=0.2))
     sequences = slow_rows(config)
     _, sums, _, _ = gradient(config)
     assert sums.loss == pytest.approx(slow_loss(sequences, norm, num_eligible(config)), rel=1e-5)
@@ -146,7 +146,7 @@ def test_the_loss_of_a_step_is_what_its_norm_says(norm: str, world: Path) -> Non
 
 @pytest.mark.parametrize("norm", ["sequence", "tokens"])
 def test_antimask_is_the_mean_of_two_complementary_views(norm: str, world: Path) -> None:
-    config = tiny_run(world, norm=norm, antimask=True)
+    config = tiny_run(world, norm=norm, complementary_masks=True)
     step = first_step(with_loader(config, layout=ONE_BIG))
     views = list(micro_inputs(step, with_loader(config, layout=ONE_BIG), TINY, CPU, Ranks()))
     assert len(views) == 2
@@ -167,14 +167,14 @@ def test_antimask_is_the_mean_of_two_complementary_views(norm: str, world: Path)
         assert sums.loss == pytest.approx(sum(both) / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("antimask", [False, True])
-def test_the_z_loss_is_a_mean_over_everything_predicted(antimask: bool, world: Path) -> None:
-    config = tiny_run(world, antimask=antimask, z_weight=0.3)
+@pytest.mark.parametrize("complementary_masks", [False, True])
+def test_the_z_loss_is_a_mean_over_everything_predicted(complementary_masks: bool, world: Path) -> None:
+    config = tiny_run(world, complementary_masks=complementary_masks, z_loss_weight=0.3)
     squares = [p["lse"] ** 2 for sequence in slow_rows(config) for p in sequence]
     total, sums, _, count = gradient(config)
     assert count > 1
     assert total - sums.loss == pytest.approx(0.3 * sum(squares) / len(squares), rel=1e-5)
-    assert gradient(replace(config, z_weight=0.0))[1].loss == sums.loss
+    assert gradient(replace(config, z_loss_weight=0.0))[1].loss == sums.loss
 
 
 # -- the update -------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def slow_adamw(config: RunConfig, steps: int) -> tuple[dict[str, torch.Tensor], 
             targets = replace(
                 inputs.targets,
                 loss_weight_n=inputs.targets.loss_weight_n.double(),
-                z_weight_n=inputs.targets.z_weight_n.double(),
+                z_loss_weight_n=inputs.targets.z_loss_weight_n.double(),
             )
             hidden = model(inputs.tokens, inputs.positions, inputs.segments).flatten(0, 1)
             begin = 0
@@ -202,7 +202,7 @@ def slow_adamw(config: RunConfig, steps: int) -> tuple[dict[str, torch.Tensor], 
                 lse = logits.logsumexp(-1)
                 local = targets.ids_n[part] - TINY.data_ids(modality).start
                 nll = lse - logits.gather(1, local[:, None])[:, 0]
-                (targets.loss_weight_n[part] * nll + targets.z_weight_n[part] * lse**2).sum().backward(
+                (targets.loss_weight_n[part] * nll + targets.z_loss_weight_n[part] * lse**2).sum().backward(
                     retain_graph=True
                 )
                 begin += count

@@ -11,7 +11,7 @@ from train_fakes import CPU, TINY, tiny_run, with_loader, write_set
 from triptych.data.loader import LoaderConfig
 from triptych.data.pack import Grouped, Packed, Padded
 from triptych.model.transformer import ModelConfig, Transformer, initialise
-from triptych.training.validate import Estimate, HeldOut
+from triptych.training.validate import NelboEstimate, Validator
 from triptych.vocab import Modality, Task
 
 TERMS = [
@@ -37,9 +37,9 @@ def model_of(scope: str, zero: bool = False) -> Transformer:
     return model
 
 
-def held_out(world: Path, sequences: int = 12, draws: int = 2, **loader: object) -> HeldOut:
+def held_out(world: Path, sequences: int = 12, draws: int = 2, **loader: object) -> Validator:
     config = tiny_run(world)
-    return HeldOut(config.validation_data, with_loader(config, **loader).loader, sequences, draws)
+    return Validator(config.validation_data, with_loader(config, **loader).loader, sequences, draws)
 
 
 def test_terms_have_their_names(world: Path) -> None:
@@ -92,7 +92,7 @@ def test_masks_never_change(world: Path) -> None:
     one.estimate(model, CPU)
     assert not model.training
     assert all(p.grad is None for p in model.parameters())
-    other = HeldOut(tiny_run(world).validation_data, tiny_run(world).loader, 12, 2, seed=1).estimate(model, CPU)
+    other = Validator(tiny_run(world).validation_data, tiny_run(world).loader, 12, 2, seed=1).estimate(model, CPU)
     assert other != first
 
 
@@ -132,7 +132,7 @@ def test_many_draws_find_the_elbo_itself(tmp_path: Path) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(20) if p.ndim == 2 else None  # so that masks make a difference
-    found = HeldOut([tmp_path / "one"], loader, sequences=1, draws=400).estimate(model, CPU)["text"]
+    found = Validator([tmp_path / "one"], loader, sequences=1, draws=400).estimate(model, CPU)["text"]
     sequence = [TINY.task(Task.TEXT), TINY.bos(Modality.TEXT), *text, TINY.eos(Modality.TEXT)]
     exact = slow_elbo(model, sequence, [2, 3, 4]) / 3
     assert found.nats_per_token == pytest.approx(exact, rel=0.05)
@@ -154,4 +154,6 @@ def test_the_margin_is_that_of_a_mean_when_all_are_of_one_length() -> None:
     rng = np.random.default_rng(0)
     nats = rng.normal(20, 3, size=500)
     found = _ratio(np.stack([nats, np.full(500, 10.0)], axis=1))
-    assert found == Estimate(pytest.approx(nats.mean() / 10), pytest.approx(1.96 * nats.std() / 10 / 500**0.5), 5000)
+    assert found == NelboEstimate(
+        pytest.approx(nats.mean() / 10), pytest.approx(1.96 * nats.std() / 10 / 500**0.5), 5000
+    )

@@ -12,7 +12,7 @@ from triptych.recipes import recipe
 from triptych.training.config import RunConfig, override
 from triptych.training.step import build_optimizer
 from triptych.transfer.groups import Globals, Transfer, TransferConfig, groups
-from triptych.transfer.per_module import PRESETS, Multipliers, Table
+from triptych.transfer.per_module import MULTIPLIER_TABLES, Multipliers, Table
 from triptych.transfer.rules import RULES, kind_of
 from triptych.transfer.sde import Sde
 from triptych.vocab import Modality, Vocabulary
@@ -27,7 +27,9 @@ ROLES = [
 
 
 def transfer(m_n: int, m_l: int, rule: str = "completed_p", kappa: float = 1.0, **changes: object) -> Transfer:
-    shape = ModelConfig(num_layers=2 * m_l, width=16 * m_n, num_heads=m_n, d_ff=24 * m_n, init_std=0.02, places=3)
+    shape = ModelConfig(
+        num_layers=2 * m_l, width=16 * m_n, num_heads=m_n, d_ff=24 * m_n, init_std=0.02, max_learned_positions=3
+    )
     config = TransferConfig(rule=rule, base_width=16, base_layers=2, **changes)  # type: ignore[arg-type]
     return Transfer(config, shape, PAPER, Sde(kappa, 1, 1, 1, gamma=0.0))
 
@@ -143,7 +145,7 @@ def test_the_paper_s_table() -> None:
     assert values["attn_qkv"].lr == pytest.approx(9e-4 * 1.714 * 1.102)
     assert later["attn_qkv"].lr == pytest.approx(9e-4 * 1.714 * 0.877)
     assert later["norm1"].decay == pytest.approx(0.1 * 1.105 * 1.018)  # norms decay, too
-    assert len(PRESETS["paper"].roles) == 16
+    assert len(MULTIPLIER_TABLES["paper"].roles) == 16
 
 
 def test_depth_is_cut_into_equal_parts() -> None:

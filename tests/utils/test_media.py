@@ -4,10 +4,10 @@ import soundfile
 from PIL import Image
 
 from triptych.errors import UserError
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.utils.media import read_picture, read_sound, with_ending, write_media
 
-TONE = Sound((0.5 * np.sin(np.arange(4000) / 9)).astype(np.float32), 16_000)
+TONE = Audio((0.5 * np.sin(np.arange(4000) / 9)).astype(np.float32), 16_000)
 
 
 def picture(mode="RGB"):

@@ -11,7 +11,7 @@ import pytest
 
 from triptych.errors import DataError
 from triptych.utils import trials
-from triptych.utils.trials import Records, Trial, run_trials
+from triptych.utils.trials import Trial, TrialRecords, run_trials
 
 TRIALS = [Trial(f"trial {number}", {"number": number}) for number in range(6)]
 
@@ -47,12 +47,12 @@ def test_an_interrupted_trial_begins_anew(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_trials(tmp_path, TRIALS, stop, lambda _: None)
-    assert Records(tmp_path).keys == {"trial 0", "trial 1"}
+    assert TrialRecords(tmp_path).keys == {"trial 0", "trial 1"}
     assert len(run_trials(tmp_path, TRIALS, square, lambda _: None)) == 6
 
 
 def test_what_someone_is_at_is_left_to_them_until_they_are_silent(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = TrialRecords(tmp_path)
     claim = tmp_path / "claims" / "trial 1"
     claim.parent.mkdir()
     claim.write_text("elsewhere 1")
@@ -66,7 +66,7 @@ def test_what_someone_is_at_is_left_to_them_until_they_are_silent(tmp_path: Path
 
 
 def test_whoever_was_silent_for_long_neither_overwrites_nor_frees_what_another_took_over(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = TrialRecords(tmp_path)
     claim = tmp_path / "claims" / "trial 1"
 
     def slow(trial: Trial) -> dict:
@@ -130,13 +130,13 @@ def test_processes_share_the_work(tmp_path: Path) -> None:
         worker.start()
     for worker in workers:
         worker.join()
-    found = list(Records(tmp_path))
+    found = list(TrialRecords(tmp_path))
     assert sorted(record["key"] for record in found) == sorted(f"trial {n}" for n in range(20))
     assert len({record["by"] for record in found}) == 3
 
 
 def test_half_a_line_at_the_end_is_dropped_and_damage_is_said(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = TrialRecords(tmp_path)
     records.add({"key": "a"})
     with open(records.path, "a") as file:
         file.write('{"key": "b", "va')

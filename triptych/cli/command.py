@@ -52,9 +52,9 @@ def open_model(source: str, device: Any = "cpu") -> Any:
 
     What reads runs takes a third of the time until a first answer to import, and is imported for runs only.
     """
-    from triptych.hub.format import EMBEDDED
+    from triptych.hub.format import BUILTIN_MODELS
 
-    if source not in EMBEDDED and (Path(source) / "checkpoints").is_dir():
+    if source not in BUILTIN_MODELS and (Path(source) / "checkpoints").is_dir():
         from triptych.hub.export import pipeline_of_run
 
         return pipeline_of_run(Path(source)).to(device)

@@ -95,11 +95,11 @@ def _run_tokenize(args: argparse.Namespace) -> None:
     from triptych.data.tokenize import Progress, TokenizeSettings, tokenize
 
     given = vars(args)
-    apart = {name: given.pop(name) for name in ("out", "workers", "max_bad", "overwrite")}
+    placement = {name: given.pop(name) for name in ("out", "workers", "max_bad", "overwrite")}
     settings = TokenizeSettings(**{**given, "inputs": tuple(args.inputs)})
-    manifest = tokenize(settings, **apart, progress=Progress(Console(stderr=True)))
+    manifest = tokenize(settings, **placement, progress=Progress(Console(stderr=True)))
     kind = manifest.task.lower().replace("_", "-")
-    print(f"{apart['out']}: {manifest.num_samples:,} {kind} samples, {manifest.num_tokens:,} tokens")
+    print(f"{placement['out']}: {manifest.num_samples:,} {kind} samples, {manifest.num_tokens:,} tokens")
 
 
 # -- data -------------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def _train(config: Any, folder: Path, stop_after: int | None, device: Any, ranks
     from triptych.training.setup import start
 
     def say(text: str) -> None:
-        if ranks.is_first:
+        if ranks.is_rank0:
             print(text, file=sys.stderr)
 
     bundle = TokenizerBundle.load(config.tokenizers)
@@ -117,7 +117,7 @@ def _train(config: Any, folder: Path, stop_after: int | None, device: Any, ranks
         say(f"going on after step {run.step} of {config.num_steps}")
     listeners: list[Listener] = [Console()]
     on_validation = None
-    if config.tensorboard and ranks.is_first:
+    if config.tensorboard and ranks.is_rank0:
         from triptych.training.tensorboard import Board
 
         board = Board(folder, bundle)
@@ -140,7 +140,7 @@ def _train(config: Any, folder: Path, stop_after: int | None, device: Any, ranks
         raise _exit_after(stop.number) from None
     if run.step < config.num_steps:
         say(f"stopped after {run.step} of {config.num_steps} steps; {_WITHOUT_STOP}")
-    elif ranks.is_first:
+    elif ranks.is_rank0:
         print(f"try it: triptych generate image 'two cats' --model {folder}")
 
 
@@ -210,10 +210,10 @@ examples:
     group = parser.add_argument_group("sampling (default: the model's preset for what is generated)")
     group.add_argument("--preset", help="of all of these: scenes, fast (fewer looks) or paper")
     group.add_argument("--sampler", help="ancestral, first_hitting, random_order, low_confidence, maskgit, ...")
-    group.add_argument("--steps", type=int, help="looks of the model")
+    group.add_argument("--steps", dest="num_steps", type=int, help="looks of the model")
     group.add_argument("--temperature", type=float)
     group.add_argument("--top-p", type=float)
-    group.add_argument("--guidance", type=float, help="1 is none")
+    group.add_argument("--guidance-scale", type=float, help="1 is none")
     group.add_argument("--best-of", type=int, metavar="N", help="make N, keep the one the model itself finds best")
 
 
@@ -222,7 +222,7 @@ def _run_generate(args: argparse.Namespace) -> None:
     _read_inputs(args)
     settings: dict[str, Any] = {
         name: getattr(args, name)
-        for name in ("preset", "sampler", "steps", "temperature", "top_p", "guidance", "best_of")
+        for name in ("preset", "sampler", "num_steps", "temperature", "top_p", "guidance_scale", "best_of")
         if getattr(args, name) is not None
     }
     made = _DIRECTION_RUNS[args.direction](open_model(args.model, device_named(args.device)), args, settings)
@@ -320,10 +320,10 @@ def _fill_image(pipe: Any, args: Any, settings: Any) -> list[Any]:
 
 
 def _fill_text(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.tokenizers.base import Sound
+    from triptych.tokenizers.base import Audio
 
     text, *media = args.inputs
-    beside = {"sound" if isinstance(each, Sound) else "image": each for each in media}
+    beside = {"sound" if isinstance(each, Audio) else "image": each for each in media}
     return _repeat(lambda seed: pipe.infill_text(text, seed=seed, **beside, **settings), args)
 
 
@@ -383,7 +383,7 @@ examples:
 
 def _run_export(args: argparse.Namespace) -> None:
     from triptych.hub.export import pipeline_of_run
-    from triptych.tokenizers.bundle import EMBEDDED
+    from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS
 
     if not args.run.is_dir():
         known = did_you_mean(args.run.name, _runs()) if _runs() else " `triptych train RECIPE --out RUN` makes one."
@@ -391,7 +391,7 @@ def _run_export(args: argparse.Namespace) -> None:
     pipe = pipeline_of_run(args.run)
     pipe.half = args.half
     if args.embed:
-        if pipe.bundle.folder != EMBEDDED["scenes"]:
+        if pipe.bundle.folder != BUILTIN_TOKENIZERS["scenes"]:
             raise UserError("--embed is for models of the embedded tokenizers; this run has others.")
         pipe.embedded_tokenizers = "scenes"
     pipe.save_pretrained(args.out)

@@ -186,7 +186,7 @@ def _print_estimate(found: Any) -> None:
     from triptych.plan.estimate import optimal_tokens, warnings
     from triptych.plan.lengths import ORIGINS
 
-    config, machine, dealt, memory = found.config, found.machine, found.dealt, found.memory
+    config, machine, step_layout, memory = found.config, found.machine, found.step_layout, found.memory
     kind, unit, host = ("GPU", "bfloat16", "host") if machine.is_gpu else ("rank", "float32", "rank")
     size, speed = f"{machine.memory / 1e9:,.0f} GB", f"{machine.peak / 1e12:,.3g} TFLOP/s in {unit}"
     print(f"\n{config.recipe} on {found.ranks:,} x {machine.name}, each {size} and {speed}")
@@ -209,9 +209,9 @@ def _print_estimate(found: Any) -> None:
     )
     tell(
         "a step",
-        f"{dealt.sequences:,} sequences in {dealt.rows:,.0f} rows",
-        f"micro-batches per rank: {dealt.micro_batches:,} of {dealt.micro_batch_rows:,} x {dealt.row_length:,}",
-        f"a token sees {dealt.context:,.0f}",
+        f"{step_layout.sequences:,} sequences in {step_layout.rows:,.0f} rows",
+        f"micro-batches per rank: {step_layout.micro_batches:,} of {step_layout.micro_batch_rows:,} x {step_layout.row_length:,}",
+        f"a token sees {step_layout.context:,.0f}",
     )
     tell("FLOPs, whole head", f"{found.flops_per_token / 1e9:.3g}G per token, {found.flops:.3g} in all")
     tell(
@@ -226,7 +226,7 @@ def _print_estimate(found: Any) -> None:
     tell(
         "checkpoint",
         f"{_bytes(saved)}, {_bytes(saved / found.ranks)} from each rank",
-        f"{config.keep} are kept",
+        f"{config.keep_last_checkpoints} are kept",
         f"while it is written, a copy of {_bytes(saved / memory.load.shards)} per rank in the {host}'s memory",
     )
     tell(

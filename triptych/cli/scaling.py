@@ -261,7 +261,7 @@ def _run_grid(args: argparse.Namespace) -> None:
 
 
 def recipe_and_changes(args: argparse.Namespace) -> tuple[str, list[str]]:
-    """`plan --budget 1e21 antimask=true`: the first word may be a change already."""
+    """`plan --budget 1e21 complementary_masks=true`: the first word may be a change already."""
     if args.recipe is None or "=" in args.recipe:
         return "aspect_8", [*([args.recipe] if args.recipe else []), *args.changes]
     return args.recipe, args.changes
@@ -306,7 +306,7 @@ def _run_sweep(args: argparse.Namespace) -> None:
     from functools import partial
 
     from triptych.scaling.sweep import sweep
-    from triptych.utils.trials import Records
+    from triptych.utils.trials import TrialRecords
 
     options = ["--device", args.device, *(["--nproc", str(args.nproc)] if args.nproc is not None else [])]
     found = sweep(args.grid, options, partial(print, flush=True))
@@ -317,7 +317,7 @@ def _run_sweep(args: argparse.Namespace) -> None:
             f"{key}: {why}."
         )
     if found.num_done < found.num_runs:
-        others = "; ".join(Records(args.grid).workers) or "others"
+        others = "; ".join(TrialRecords(args.grid).workers) or "others"
         print(f"{found.num_done} of {found.num_runs} runs are done, the rest is claimed by {others}")
         return
     print(f"all {found.num_runs} runs are done: triptych fit {args.grid / 'records.jsonl'}")

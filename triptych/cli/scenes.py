@@ -196,7 +196,7 @@ examples:
   triptych eval scenes --json out/scenes.json
   triptych eval scenes --model runs/scenes --split validation --pictures 60 --sounds 20
   triptych eval scenes --preset fast
-  triptych eval scenes --only text-to-image --guidance 4 --steps 16"""
+  triptych eval scenes --only text-to-image --guidance-scale 4 --steps 16"""
     parser.add_argument("--model", default="scenes", help="embedded name, saved model or run (default: %(default)s)")
     parser.add_argument("--split", **one_of(["train", "validation", "test"]), default="test", help="default: test")
     parser.add_argument("--pictures", type=int, default=600, metavar="N", help="default: %(default)s")
@@ -208,10 +208,10 @@ examples:
     parser.add_argument("--preset", help="how to sample: scenes, fast or paper (default: the model's own)")
     group = parser.add_argument_group("sampling, with --only (default: the preset's)")
     group.add_argument("--sampler")
-    group.add_argument("--steps", type=int)
+    group.add_argument("--steps", dest="num_steps", type=int)
     group.add_argument("--temperature", type=float)
     group.add_argument("--top-p", type=float)
-    group.add_argument("--guidance", type=float)
+    group.add_argument("--guidance-scale", type=float)
     group.add_argument("--best-of", type=int, metavar="N")
 
 
@@ -225,7 +225,7 @@ def _run_eval_scenes(args: argparse.Namespace) -> None:
 
     if args.pictures < 1 or args.sounds < 1 or args.seed < 0:
         raise UserError("--pictures and --sounds must be at least 1, and --seed not negative.")
-    names = ("sampler", "steps", "temperature", "top_p", "guidance", "best_of")
+    names = ("sampler", "num_steps", "temperature", "top_p", "guidance_scale", "best_of")
     changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if changed and not args.only:
         raise UserError("how to sample can be changed for one direction at a time: add --only DIRECTION.")

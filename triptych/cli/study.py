@@ -59,7 +59,7 @@ def _run(name: str, args: argparse.Namespace) -> None:
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.training.config import override
     from triptych.training.setup import check_data
-    from triptych.utils.trials import Records
+    from triptych.utils.trials import TrialRecords
 
     study, is_whole = _study(name), True
     if args.only_draw:
@@ -73,14 +73,14 @@ def _run(name: str, args: argparse.Namespace) -> None:
         bundle = TokenizerBundle.load(config.tokenizers)
         check_data(config, bundle)
         join(args.out, name, config, study.fixed(args))
-        is_whole = study.carry_out(args, config, bundle)
-    records = list(Records(args.out))
+        is_whole = study.run(args, config, bundle)
+    records = list(TrialRecords(args.out))
     if not records:
         raise UserError(f"{args.out} has no records yet.")
     cost = sum(record.get("seconds", 0) for record in records) / 60
     print(f"{len(records)} records in {args.out}, {cost:,.1f} minutes of one process")
     if not is_whole:
-        others = Records(args.out).workers
+        others = TrialRecords(args.out).workers
         print(f"the rest is claimed by {'; '.join(others) or 'others'}: the last one to end tells what was found")
         print("if there is none any more, run the same command again in a minute")
         return

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from triptych.data.mix import Mixture, OnePass, Picks, random_bits, source_weights
-from triptych.data.pack import Layout, Packed, Placement, check_at_least
-from triptych.data.prefetch import Ahead
+from triptych.data.pack import Packed, Placement, RowLayout, check_at_least
+from triptych.data.prefetch import Prefetcher
 from triptych.data.sequences import (
     NO_OPEN_ENDS,
     PAIR_SPECIALS,
@@ -47,7 +47,7 @@ class LoaderConfig:
     """Most positions of a sequence; text rows have exactly this many, unless a whole shard has fewer."""
     global_batch: int
     """Sequences per step, over all ranks and micro-batches."""
-    layout: Layout = field(default_factory=Packed)
+    layout: RowLayout = field(default_factory=Packed)
     """How the sequences of a step are laid out in rows and micro-batches; does not change which they are."""
     task_weights: Mapping[str, float] = field(default_factory=lambda: {task.label: 1.0 for task in Task})
     """Share of the sequences of each task, normalised; a task with a weight needs data."""
@@ -75,7 +75,7 @@ class LoaderConfig:
         check_at_least(_MIN_SEQ_LEN, seq_len=self.seq_len)
         check_at_least(1, global_batch=self.global_batch)
         check_at_least(0, num_workers=self.num_workers, prefetch=self.prefetch, seed=self.seed)
-        if not isinstance(self.layout, Layout):
+        if not isinstance(self.layout, RowLayout):
             raise UserError(f"layout must be Padded(), Packed() or Grouped(), got {self.layout!r}.")
         if self.seed >= 2**63:
             raise UserError(f"seed must be below 2**63, got {self.seed}.")
@@ -249,7 +249,7 @@ class Loader:
         self.fingerprint = _fingerprint(opened, shares, config)
         self._builder = StepBuilder(sources, stream, config, vocabulary, rank, world_size)
         self._step = start_step
-        self._ahead: Ahead[Step] | None = None
+        self._ahead: Prefetcher[Step] | None = None
 
     # -- iteration ------------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class Loader:
             raise StopIteration
         if self._ahead is None:
             workers, prefetch = self.config.num_workers, self.config.prefetch
-            self._ahead = Ahead(self._builder, self._step, self.num_steps, workers, prefetch)
+            self._ahead = Prefetcher(self._builder, self._step, self.num_steps, workers, prefetch)
         try:
             step = next(self._ahead)
         except BaseException:

@@ -124,7 +124,7 @@ class Grouped:
         return best_cuts(len(widths), cost, lambda stop: max(1, self.max_tokens // int(widths[stop - 1])) * world_size)
 
 
-Layout = Padded | Packed | Grouped
+RowLayout = Padded | Packed | Grouped
 
 
 def best_cuts(

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ahead(Generic[T]):
+class Prefetcher(Generic[T]):
     """An iterator over make(first), make(first + 1), ... that runs ahead by up to `prefetch` calls, per worker.
 
     Without workers one thread makes them, or, with `prefetch=0`, the caller. An error of `make` comes out where its

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from triptych.errors import DataError, UserError
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.pixels import WHITE, resize_with_white_padding
 
 Source = bytes | str | Path
@@ -127,7 +127,7 @@ def open_sound(
     duration_seconds: float | None = None,
     max_seconds: float = 30.0,
     too_long: Literal["error", "cut"] = "error",
-) -> Sound:
+) -> Audio:
     """Read one channel, the mean of all, from `offset_seconds` on, for `duration_seconds` or up to the end.
 
     Decoding stops at `max_seconds`, whatever the header says; `too_long` says whether more is an error or is left out.
@@ -166,7 +166,7 @@ def open_sound(
         raise DataError(f"{name} holds no samples.")
     if not np.isfinite(samples).all():
         raise DataError(f"{name} holds samples that are not numbers (NaN or infinite).")
-    return Sound(np.clip(samples, -1, 1), rate)
+    return Audio(np.clip(samples, -1, 1), rate)
 
 
 def _check_sound_header(file, name: str) -> None:

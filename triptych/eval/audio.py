@@ -10,7 +10,7 @@ import numpy as np
 
 from triptych.errors import require
 from triptych.tokenizers.audio import resample
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 
 _RATE = 16_000
 _DIGITS = {"1": "one", "2": "two", "3": "three", "4": "four"}
@@ -34,7 +34,7 @@ def _whisper(threads: int) -> Any:
     return whisper.WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=threads)
 
 
-def transcribe(sounds: Sequence[Sound], threads: int = 1) -> list[str]:
+def transcribe(sounds: Sequence[Audio], threads: int = 1) -> list[str]:
     """What Whisper tiny.en hears, greedily and without context between sounds; normalised."""
     heard = []
     for sound in sounds:
@@ -81,7 +81,7 @@ def _dnsmos() -> Any:
     return onnx.InferenceSession(str(folder / "dnsmos_models" / "sig_bak_ovr.onnx"), options)
 
 
-def dnsmos(sounds: Sequence[Sound]) -> np.ndarray:
+def dnsmos(sounds: Sequence[Audio]) -> np.ndarray:
     """DNSMOS P.835 (signal, background, overall) of each sound [n, 3], on the usual scale of 1 to 5.
 
     The model hears 9.01 s; a shorter sound is repeated, a longer one is cut. The polynomials map its raw output to

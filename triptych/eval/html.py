@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from triptych.tokenizers.audio import resample
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.mel import MelConfig
 
 _STYLE = """
@@ -65,7 +65,7 @@ def picture(image: Image.Image, kind: str = "picture") -> str:
     return f"<img class='{kind}' alt='' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
 
 
-def sound(item: Sound) -> str:
+def sound(item: Audio) -> str:
     """The sound's spectrogram above a player."""
     import soundfile
 
@@ -75,7 +75,7 @@ def sound(item: Sound) -> str:
     return picture(_spectrogram(item), "spectrogram") + player
 
 
-def _spectrogram(item: Sound) -> Image.Image:
+def _spectrogram(item: Audio) -> Image.Image:
     """Log-mels, low tones at the bottom, loud ones dark."""
     mel = MelConfig()
     log_mel = mel.log_mel(torch.from_numpy(resample(item, mel.rate).samples)).numpy()

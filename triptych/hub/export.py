@@ -109,7 +109,7 @@ def write_card(folder: Path, step: int, model: Transformer) -> str:
 
 
 def _beginning(start: dict[str, Any]) -> str:
-    name = start.get("config", {}).get("begin_with")
+    name = start.get("config", {}).get("init_from")
     return f", beginning with the weights of {Path(name).name}" if name else ""
 
 
@@ -119,7 +119,7 @@ def _departures(start: dict[str, Any]) -> str:
         planned = to_json(recipe(start["recipe"]))
     except (KeyError, UserError):
         return ""
-    done = {**fill_in(start["config"], recipe(start["recipe"])), "begin_with": planned["begin_with"]}  # said already
+    done = {**fill_in(start["config"], recipe(start["recipe"])), "init_from": planned["init_from"]}  # said already
     found = differences(planned, done)
     return f" with changes to the recipe ({'; '.join(found)})" if found else ""
 

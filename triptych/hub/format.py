@@ -20,7 +20,7 @@ from triptych.model.transformer import ModelConfig, Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Vocabulary
 
-EMBEDDED = {"scenes": Path(__file__).parent.parent / "assets" / "models" / "scenes"}
+BUILTIN_MODELS = {"scenes": Path(__file__).parent.parent / "assets" / "models" / "scenes"}
 """Models that come with the package, by name."""
 
 _WEIGHTS, _CONFIG, _CARD, _TOKENIZERS = "model.safetensors", "config.json", "README.md", "tokenizers"

@@ -22,13 +22,13 @@ from huggingface_hub import ModelHubMixin
 from PIL import Image
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
-from triptych.hub.format import EMBEDDED, Limits, SavedModel, read_config, read_model, write_model
+from triptych.hub.format import BUILTIN_MODELS, Limits, SavedModel, read_config, read_model, write_model
 from triptych.model.transformer import Transformer
 from triptych.sample.batch import Callback
-from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_ended, unsaid
-from triptych.sample.generate import Settings, generate
-from triptych.sample.presets import PRESETS, Use
-from triptych.tokenizers.base import Sound
+from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_ended, unconditional
+from triptych.sample.generate import SamplingConfig, generate
+from triptych.sample.presets import SAMPLING_PRESETS, Use
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.pixels import WHITE
 from triptych.vocab import Modality, Vocabulary
@@ -124,10 +124,10 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
 
         return self._each(text, canvas, Modality.AUDIO, self._sound, settings)
 
-    def transcribe(self, sound: Sound | Sequence[Sound], **settings: Any) -> Any:
+    def transcribe(self, sound: Audio | Sequence[Audio], **settings: Any) -> Any:
         """Write down what is said."""
 
-        def canvas(voice: Sound) -> Canvas:
+        def canvas(voice: Audio) -> Canvas:
             return Canvas(self._open_text(), self._audio(voice))
 
         return self._each(sound, canvas, Modality.TEXT, self._said, settings)
@@ -158,7 +158,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         return painted.crop((left, top, left + original.width, top + original.height))
 
     def infill_text(
-        self, text: str, image: Image.Image | None = None, sound: Sound | None = None, **settings: Any
+        self, text: str, image: Image.Image | None = None, sound: Audio | None = None, **settings: Any
     ) -> str:
         """Fill the gaps of a text, each `___` with one token; about a picture or a sound, if there is one."""
         if image is not None and sound is not None:
@@ -167,8 +167,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         return self._said(self._run([Canvas(self._gapped(text), media)], Modality.TEXT, settings)[0])
 
     def infill_sound(
-        self, sound: Sound, interval: tuple[float, float], text: str | None = None, **settings: Any
-    ) -> Sound:
+        self, sound: Audio, interval: tuple[float, float], text: str | None = None, **settings: Any
+    ) -> Audio:
         """Say an interval (seconds) of a sound anew, with a text to follow or without."""
         span = self._audio(sound)
         if len(interval) != 2 or not 0 <= interval[0] < interval[1] or interval[0] >= sound.seconds:
@@ -186,18 +186,18 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         """Fill what is masked in media, with a text to follow or with none said."""
         if text is not None:
             return self._run([Canvas(self._text(text), span, hide=True)], span.modality, settings)[0]
-        silent = Canvas(unsaid(Modality.TEXT, _UNSAID_TOKENS), span)
-        return self._run([silent], span.modality, {"guidance": 1.0, **settings})[0]
+        silent = Canvas(unconditional(Modality.TEXT, _UNSAID_TOKENS), span)
+        return self._run([silent], span.modality, {"guidance_scale": 1.0, **settings})[0]
 
     # -- chains -------------------------------------------------------------------------------------------------------
 
-    def speech_to_image(self, sound: Sound, **settings: Any) -> tuple[str, Image.Image]:
+    def speech_to_image(self, sound: Audio, **settings: Any) -> tuple[str, Image.Image]:
         """Listen, then draw: what was heard, and the picture of it."""
         heard = self._run([Canvas(self._open_text(), self._audio(sound))], Modality.TEXT, _seed_of(settings))[0]
         drawn = Canvas(heard.text, masked(Modality.IMAGE, self._image_tokens), hide=True)
         return self._said(heard), self._picture(self._run([drawn], Modality.IMAGE, settings)[0])
 
-    def image_to_speech(self, image: Image.Image, seconds: float | None = None, **settings: Any) -> tuple[str, Sound]:
+    def image_to_speech(self, image: Image.Image, seconds: float | None = None, **settings: Any) -> tuple[str, Audio]:
         """Look, then say what is there: the words and the sound."""
         seen = self._run([self._look_at(image)], Modality.TEXT, _seed_of(settings), "caption")[0]
         spoken = Canvas(seen.text, self._sound_span(seconds), hide=True)
@@ -208,7 +208,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
     def fill(
         self,
         canvases: Sequence[Canvas],
-        settings: Settings,
+        settings: SamplingConfig,
         seed: int | Sequence[int] = 0,
         callback: Callback | None = None,
     ) -> list[Canvas]:
@@ -221,7 +221,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
                 raise UserError(f"seeds must lie between 0 and 2^64 - 1, got {number}.")
         return generate(self.model, canvases, settings, seeds, device=self.device, callback=callback)
 
-    def decode(self, span: Span) -> str | Image.Image | Sound:
+    def decode(self, span: Span) -> str | Image.Image | Audio:
         """What a finished span is."""
         return self.bundle[span.modality].decode([span.ids])[0]
 
@@ -250,9 +250,9 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         name = chosen.pop("preset", None)
         presets = self.presets if name is None else _preset(name)
         preset = presets[use] if use is not None and use in presets else presets[target]
-        unknown = next((key for key in chosen if key not in Settings.__dataclass_fields__), None)
+        unknown = next((key for key in chosen if key not in SamplingConfig.__dataclass_fields__), None)
         if unknown is not None:
-            known_names = [*Settings.__dataclass_fields__, "seed", "callback", "preset"]
+            known_names = [*SamplingConfig.__dataclass_fields__, "seed", "callback", "preset"]
             raise UserError(f"unknown setting {unknown!r}.{did_you_mean(unknown, known_names)}")
         if "sampler" in chosen and chosen["sampler"] != preset.sampler:
             preset = replace(preset, options={})  # those were another sampler's
@@ -328,8 +328,8 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
     def _image(self, image: Image.Image) -> Span:
         return known(Modality.IMAGE, self.bundle.image.encode([_flat(image)])[0])
 
-    def _audio(self, sound: Sound) -> Span:
-        if not isinstance(sound, Sound):
+    def _audio(self, sound: Audio) -> Span:
+        if not isinstance(sound, Audio):
             raise UserError(f"expected a Sound, got {type(sound).__name__}.")
         if not len(sound.samples):
             raise UserError("expected a sound, got one without samples.")
@@ -363,7 +363,7 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         assert canvas.media is not None
         return self.bundle.image.decode([canvas.media.ids])[0]
 
-    def _sound(self, canvas: Canvas) -> Sound:
+    def _sound(self, canvas: Canvas) -> Audio:
         assert canvas.media is not None
         return self.bundle.audio.decode([canvas.media.ids])[0]
 
@@ -377,13 +377,13 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
     @classmethod
     def from_pretrained(cls, source: str | Path, **options: Any) -> "Pipeline":  # type: ignore[override]
         """Load an embedded model by name, a saved one by folder, or one from the hub by its name."""
-        folder = EMBEDDED.get(str(source), Path(source))
-        if str(source) in EMBEDDED and not folder.is_dir():
+        folder = BUILTIN_MODELS.get(str(source), Path(source))
+        if str(source) in BUILTIN_MODELS and not folder.is_dir():
             raise CheckpointError(f"the model {source!r} is not part of this installation: {folder} is missing.")
         if not folder.is_dir() and str(source).count("/") != 1:
             raise UserError(
                 f"{str(source)!r} is neither a folder of a saved model nor an embedded one."
-                f"{did_you_mean(str(source), list(EMBEDDED))}"
+                f"{did_you_mean(str(source), list(BUILTIN_MODELS))}"
             )
         if folder.is_dir():
             read_config(folder)  # else the mixin reads it, and less kindly
@@ -429,10 +429,10 @@ def _learned(slot: int | None, instead: str) -> int:
     return slot
 
 
-def _preset(name: str) -> Mapping[Modality | Use, Settings]:
-    if name not in PRESETS:
-        raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(PRESETS))}")
-    return PRESETS[name]
+def _preset(name: str) -> Mapping[Modality | Use, SamplingConfig]:
+    if name not in SAMPLING_PRESETS:
+        raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(SAMPLING_PRESETS))}")
+    return SAMPLING_PRESETS[name]
 
 
 def _pairs(image: Any, question: Any) -> list[tuple[Image.Image, str]]:

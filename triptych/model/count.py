@@ -1,6 +1,6 @@
 """What a model costs, exactly, without building it: parameters, FLOPs per token, bytes.
 
-    parameters   layers (4 d^2 + 3 d d_ff + 2 d + 2 d_head) + d  + 2 V d (untied) + 3 places d
+    parameters   layers (4 d^2 + 3 d d_ff + 2 d + 2 d_head) + d  + 2 V d (untied) + 3 max_learned_positions d
     forward      2 FLOPs per weight of a matrix, attention 4 layers n_ctx d (bidirectional), unembedding 2 V d
     training     three times the forward
 
@@ -33,7 +33,7 @@ class Parameters:
 def parameters(config: ModelConfig, vocabulary: Vocabulary) -> Parameters:
     d = config.width
     block = 4 * d**2 + 3 * d * config.d_ff + 2 * d + 2 * config.head_width
-    embedding = (vocabulary.size + 3 * config.places) * d
+    embedding = (vocabulary.size + 3 * config.max_learned_positions) * d
     return Parameters(config.num_layers * block + d, embedding, vocabulary.size * d)
 
 
@@ -100,7 +100,7 @@ class Spread(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class MemoryInputs:
     """What one rank holds of a model, and what it computes at a time."""
 
     rows: int
@@ -141,7 +141,7 @@ class Load:
         accumulates: bool = False,
         has_ema: bool = False,
         on_gpu: bool = False,
-    ) -> "Load":
+    ) -> "MemoryInputs":
         """Of a rank among so many."""
         return cls(
             rows=rows,
@@ -175,7 +175,7 @@ class Load:
 class Memory:
     """Bytes on one rank at the fullest moment of a step, by what they are for."""
 
-    load: Load
+    load: MemoryInputs
     moment: str
     """What is being computed then."""
     weights: int
@@ -199,7 +199,7 @@ class Memory:
         return sum(self.items.values())
 
 
-def memory(config: ModelConfig, vocabulary: Vocabulary, load: Load) -> Memory:
+def memory(config: ModelConfig, vocabulary: Vocabulary, load: MemoryInputs) -> Memory:
     """Bytes of training on one rank: those of the moment at which there are most.
 
     Gradients appear while activations vanish, so their largest sizes do not add up. What can be the fullest moment:
@@ -251,7 +251,7 @@ def memory(config: ModelConfig, vocabulary: Vocabulary, load: Load) -> Memory:
             return before + (0 if is_past_mlp else 4 * fc2)
         return at_norm + 4 * (behind * block + (mlp_and_proj if is_past_mlp else fc2))
 
-    table = _Table(config, vocabulary, load)
+    table = _HeadBytes(config, vocabulary, load)
     moments = [
         ("head", before, kept.all, table.forward),
         ("head, backward", before, kept.all, table.backward),
@@ -278,7 +278,7 @@ def memory(config: ModelConfig, vocabulary: Vocabulary, load: Load) -> Memory:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _ActivationBytes:
     """Bytes that autograd keeps from the forward to the backward pass, and what that adds to them where it is."""
 
     inputs: int
@@ -331,7 +331,7 @@ class _Kept:
         return self.before(index) + self.before_attention + self.of_attention
 
 
-def _kept(config: ModelConfig, load: Load) -> _Kept:
+def _kept(config: ModelConfig, load: MemoryInputs) -> _ActivationBytes:
     """What autograd keeps, in numbers per position. With H heads and L positions in a sequence, on the CPU, of a block:
 
         4 d + 2       both norms: input, output (which the next product keeps), 1 / rms
@@ -359,26 +359,26 @@ def _kept(config: ModelConfig, load: Load) -> _Kept:
     """
     d, heads, number = config.width, config.num_heads, load.number_bytes
     computed, asked = load.computed, load.asked
-    is_by_hand, is_cut = number == 4 and not load.on_gpu, load.context is not None
+    use_manual_backward, is_cut = number == 4 and not load.on_gpu, load.context is not None
     context = load.row_length if load.context is None else load.context
-    norm = number * d + 4 + (number if is_by_hand or load.on_gpu else 8) * d
+    norm = number * d + 4 + (number if use_manual_backward or load.on_gpu else 8) * d
     projection = 3 * number * d + 8 * heads
-    softmax = heads * context if is_by_hand and context <= _SMALL else 0
+    softmax = heads * context if use_manual_backward and context <= _SMALL else 0
     has_copies = is_cut and not (load.on_gpu and number < 4)
     if softmax:
         attention = 4 * (3 * d + softmax)
     else:
         attention = number * (4 if has_copies else 3) * d + 4 * heads
-        if not is_by_hand and not load.on_gpu:
+        if not use_manual_backward and not load.on_gpu:
             projection += 16 * d - (3 * number * d if is_cut else 0)  # queries and keys as norms keep them
     own_result = number * d if softmax or has_copies else 0
     by_hand, plain = 4 * max(9 * d + 3 * softmax, 10 * d), attention + (number + 16) * d
-    of_attention = by_hand if is_by_hand else plain
+    of_attention = by_hand if use_manual_backward else plain
     inputs = 16 + (24 if is_cut else 0)
     mlp = norm + 4 * number * config.d_ff
     of_mlp = number * (d + 2 * config.d_ff)
-    of_norm = 2 * number * d if load.on_gpu else 12 * d if is_by_hand else 16 * d
-    return _Kept(
+    of_norm = 2 * number * d if load.on_gpu else 12 * d if use_manual_backward else 16 * d
+    return _ActivationBytes(
         inputs=load.rows * load.row_length * inputs,
         outside=load.rows * load.row_length * inputs + computed * (26 + 4 * config.head_width),
         before_attention=computed * (norm + projection),
@@ -396,20 +396,20 @@ def _kept(config: ModelConfig, load: Load) -> _Kept:
     )
 
 
-class _Table:
+class _HeadBytes:
     """Bytes of the loss head: its rows and their gradients, those of all tables in float32, and one chunk of logits."""
 
-    def __init__(self, config: ModelConfig, vocabulary: Vocabulary, load: Load):
+    def __init__(self, config: ModelConfig, vocabulary: Vocabulary, load: MemoryInputs):
         d, number = config.width, load.number_bytes
         sizes = [vocabulary.data_size(modality) + 2 for modality in Modality]
         columns = sum(sizes) if config.softmax_scope == "full" else max(sizes)  # of the largest softmax
         rows = 2 * load.asked * number * d
         tables = vocabulary.size * d
-        at_once = min(chunk_rows(columns), load.asked)
+        single_pass = min(chunk_rows(columns), load.asked)
         # Below float32, a table's part of the chunk is there once more and the rows twice: its gradient is summed up in
         # float32, and rounded at the end.
         in_float32, rounded = (4 * (max(sizes) + 2 * d), number * tables) if number < 4 else (0, 0)
-        self.forward = rows + 4 * tables + at_once * (number * columns + in_float32)
+        self.forward = rows + 4 * tables + single_pass * (number * columns + in_float32)
         self.backward = rows + 4 * tables + rounded
 
 

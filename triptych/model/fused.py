@@ -13,14 +13,14 @@ from torch import Tensor
 # N positions, D width, H heads, h head width
 
 
-def is_by_hand(x: Tensor) -> bool:
+def use_manual_backward(x: Tensor) -> bool:
     """Whether the gradients that are written out here pay: below float32 a CPU's products round differently."""
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
 
 
 def rms_norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     """x / rms(x) * gain."""
-    if is_by_hand(x_ND):
+    if use_manual_backward(x_ND):
         return _RMSNorm.apply(x_ND, gain_D, eps)
     return F.rms_norm(x_ND, (x_ND.shape[-1],), gain_D, eps)
 
@@ -32,7 +32,7 @@ def norm_and_rotate(x_N2Hh: Tensor, gains_2h: Tensor, cos: Tensor, sin: Tensor, 
     else is not.
     """
     gains = gains_2h[:, None]
-    if is_by_hand(x_N2Hh):
+    if use_manual_backward(x_N2Hh):
         return _NormAndRotate.apply(x_N2Hh, gains, cos, sin, eps)
     normed = torch.stack([F.rms_norm(x, (x.shape[-1],), gain, eps) for x, gain in zip(x_N2Hh.unbind(1), gains_2h)], 1)
     first, second = normed.chunk(2, dim=-1)

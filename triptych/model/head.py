@@ -3,7 +3,7 @@
     naive:  logits = hidden @ cat(tables).T
             lse    = logits.logsumexp(-1)
             nll    = lse - logits[range(n), targets]
-            loss   = (loss_weight * nll + z_weight * lse**2).sum()
+            loss   = (loss_weight * nll + z_loss_weight * lse**2).sum()
 
 Rows are taken in chunks; each chunk's logits become probabilities and then gradients in place, so that the gradient
 with respect to hidden rows and tables is there when the forward pass ends: three matrix products in all, where
@@ -45,7 +45,7 @@ def linear_cross_entropy(
     tables: Sequence[Tensor],
     targets_n: Tensor,
     loss_weight_n: Tensor,
-    z_weight_n: Tensor,
+    z_loss_weight_n: Tensor,
     *,
     sizes: Sequence[int] | None = None,
     chunk: int | None = None,
@@ -59,7 +59,7 @@ def linear_cross_entropy(
     chunk = chunk or chunk_rows(sum(sizes))
     if not torch.is_grad_enabled():  # a parameter asks for its gradient even here
         hidden_nD, tables = hidden_nD.detach(), [table.detach() for table in tables]
-    return _LinearCrossEntropy.apply(hidden_nD, targets_n, loss_weight_n, z_weight_n, sizes, chunk, *tables)
+    return _LinearCrossEntropy.apply(hidden_nD, targets_n, loss_weight_n, z_loss_weight_n, sizes, chunk, *tables)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -69,7 +69,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         targets: Tensor,
         loss_weight: Tensor,
-        z_weight: Tensor,
+        z_loss_weight: Tensor,
         sizes: tuple[int, ...],
         chunk: int,
         *tables: Tensor,
@@ -83,10 +83,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits = buffer[: len(hidden[rows])]
             for table, size, part in zip(tables, sizes, logits.split(sizes, dim=1)):
                 project(hidden[rows], table[:size], out=part)
-            _to_gradients(logits, targets[rows], loss_weight[rows], z_weight[rows], nll[rows], lse[rows], needs_grad)
+            _to_gradients(
+                logits, targets[rows], loss_weight[rows], z_loss_weight[rows], nll[rows], lse[rows], needs_grad
+            )
             if gradients is not None:
                 gradients.add(rows, logits)
-        loss = (loss_weight * nll + z_weight * lse.square()).sum()
+        loss = (loss_weight * nll + z_loss_weight * lse.square()).sum()
         ctx.gradients = gradients
         ctx.mark_non_differentiable(nll, lse)
         return loss, nll, lse
@@ -110,7 +112,7 @@ class _Gradients:
             gradient[size:] = 0.0
 
     def add(self, rows: slice, of_logits: Tensor) -> None:
-        is_first, own, of_own = rows.start == 0, self.hidden[rows], self.of_hidden[rows]
+        is_rank0, own, of_own = rows.start == 0, self.hidden[rows], self.of_hidden[rows]
         for number, part in enumerate(of_logits.split(self.sizes, dim=1)):
             size = self.sizes[number]
             of_table, factors = self.of_tables[number][:size], (part.T.float(), own.float())
@@ -118,7 +120,7 @@ class _Gradients:
                 torch.mm(part, self.tables[number][:size], out=of_own)
             else:
                 of_own.addmm_(part, self.tables[number][:size])
-            torch.mm(*factors, out=of_table) if is_first else of_table.addmm_(*factors)
+            torch.mm(*factors, out=of_table) if is_rank0 else of_table.addmm_(*factors)
 
     def scaled(self, scale: Tensor) -> list[Tensor]:
         """Each in the precision of what it is of, times the gradient of the loss itself: in place, they are large."""
@@ -130,7 +132,13 @@ class _Gradients:
 
 
 def _to_gradients(
-    logits: Tensor, targets: Tensor, loss_weight: Tensor, z_weight: Tensor, nll: Tensor, lse: Tensor, needs_grad: bool
+    logits: Tensor,
+    targets: Tensor,
+    loss_weight: Tensor,
+    z_loss_weight: Tensor,
+    nll: Tensor,
+    lse: Tensor,
+    needs_grad: bool,
 ) -> None:
     """Write the rows' nll and lse; turn the logits into the gradient with respect to them, in place."""
     # On a GPU all at once: there a piece would be too little to do.
@@ -146,7 +154,7 @@ def _to_gradients(
         torch.sub(lse[rows], at_target, out=nll[rows])
         if not needs_grad:
             continue
-        z.mul_(((loss_weight[rows] + 2 * z_weight[rows] * lse[rows]) / total)[:, None])
+        z.mul_(((loss_weight[rows] + 2 * z_loss_weight[rows] * lse[rows]) / total)[:, None])
         z.scatter_add_(1, target, -loss_weight[rows, None])
         if z is not own:
             own.copy_(z)

@@ -51,14 +51,14 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(width // num_heads, eps, "attn_k_norm")
 
     def forward(
-        self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, asked_n: Tensor | None = None
+        self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, query_idx: Tensor | None = None
     ) -> Tensor:
         """[N, D], or [n, D] of those that are asked for."""
         qkv_N3Hh = F.linear(x_ND, self.qkv).view(len(x_ND), 3, self.num_heads, -1)
         qk_N2Hh, v_N1Hh = qkv_N3Hh.split((2, 1), dim=1)
         gains_2h = torch.stack([self.q_norm.weight, self.k_norm.weight])
         mixed_ND = attend(norm_and_rotate(qk_N2Hh, gains_2h, cos, sin, self.eps), v_N1Hh[:, 0], segments)
-        return F.linear(mixed_ND if asked_n is None else take_rows(mixed_ND, asked_n), self.proj)
+        return F.linear(mixed_ND if query_idx is None else take_rows(mixed_ND, query_idx), self.proj)
 
 
 class GatedMLP(nn.Module):
@@ -88,11 +88,11 @@ class Block(nn.Module):
         self.mlp = GatedMLP(width, d_ff)
 
     def forward(
-        self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, asked_n: Tensor | None = None
+        self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, query_idx: Tensor | None = None
     ) -> Tensor:
         """Positions that nobody asks for are seen by the others, and end there: in the last block, most of its cost."""
-        mixed = self.attention(self.norm1(x_ND), cos, sin, segments, asked_n)
-        if asked_n is not None:
-            x_ND = take_rows(x_ND, asked_n)
+        mixed = self.attention(self.norm1(x_ND), cos, sin, segments, query_idx)
+        if query_idx is not None:
+            x_ND = take_rows(x_ND, query_idx)
         x_ND = torch.add(x_ND, mixed, alpha=self.residual_scale)
         return torch.add(x_ND, self.mlp(self.norm2(x_ND)), alpha=self.residual_scale)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.data.pack import best_cuts
-from triptych.model.fused import is_by_hand, take_rows
+from triptych.model.fused import take_rows, use_manual_backward
 
 # R rows, T positions in a row, N positions that are computed, S sequences, H heads, h head width
 # G sequences of a bucket, L positions of its longest, M positions of all buckets together
@@ -193,7 +193,7 @@ def _fill_buckets(lengths: Sequence[int], device: torch.device) -> Buckets:
 def _side_by_side(qk: Tensor, v: Tensor, count: int, length: int, bias: Tensor | None) -> Tensor:
     """[G L, H h] of queries and keys [G L, 2, H, h] and values [G L, H, h]."""
     q_GHLh, k_GHLh, v_GHLh = (x.unflatten(0, (count, length)).transpose(1, 2) for x in (*qk.unbind(1), v))
-    if length <= _SMALL and is_by_hand(v):
+    if length <= _SMALL and use_manual_backward(v):
         mixed = _SmallAttention.apply(q_GHLh, k_GHLh, v_GHLh, bias)
     else:
         bias = None if bias is None else bias.to(v.dtype)

@@ -35,7 +35,7 @@ class ModelConfig:
     """Width inside the gated MLP; it has three matrices of width x d_ff."""
     softmax_scope: SoftmaxScope = "full"
     """Whether a masked position competes among all ids (the paper) or among those of its own modality."""
-    places: int = 0
+    max_learned_positions: int = 0
     """How many places of a text, a picture and a sound, counted from its BOS, have learned vectors: see
     docs/decisions/0014. 0 for none, as in the paper."""
     rope_base: float = 10_000.0
@@ -52,8 +52,10 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{name} must be a positive integer, got {value!r}.")
-        if not isinstance(self.places, int) or self.places < 0:
-            raise UserError(f"places must be a whole number of at least 0, got {self.places!r}.")
+        if not isinstance(self.max_learned_positions, int) or self.max_learned_positions < 0:
+            raise UserError(
+                f"max_learned_positions must be a whole number of at least 0, got {self.max_learned_positions!r}."
+            )
         if self.width % (2 * self.num_heads):
             raise UserError(
                 f"width={self.width} must be a multiple of 2 * num_heads={2 * self.num_heads}: "
@@ -80,7 +82,7 @@ class Targets:
     ids_n: Tensor
     """The true ids, of the unified vocabulary."""
     loss_weight_n: Tensor
-    z_weight_n: Tensor
+    z_loss_weight_n: Tensor
     counts: tuple[int, int, int]
     """How many rows are text, image, audio."""
 
@@ -122,7 +124,7 @@ class Embedding(nn.Module):
         return found
 
 
-class Places(nn.Module):
+class LearnedPositions(nn.Module):
     """A vector for every place of a text, a picture and a sound, counted from the BOS before it."""
 
     def __init__(self, vocabulary: Vocabulary, count: int, width: int):
@@ -156,7 +158,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
         self.embed = Embedding(vocabulary, config.width, "embed")
-        self.places = Places(vocabulary, config.places, config.width) if config.places else None
+        count = config.max_learned_positions
+        # `places` is the name of these weights in every saved model and checkpoint.
+        self.places = LearnedPositions(vocabulary, count, config.width) if count else None
         self.blocks = nn.ModuleList(
             Block(layer, config.width, config.num_heads, config.d_ff, config.norm_eps, config.residual_scale)
             for layer in range(config.num_layers)
@@ -170,11 +174,11 @@ class Transformer(nn.Module):
         positions: Tensor,
         segments: Segments | None = None,
         targets: Targets | None = None,
-        asked_n: Tensor | None = None,
+        query_idx: Tensor | None = None,
     ) -> Tensor | Loss:
         """Normed hidden states [R, T, D]; of the positions asked for, [n, D]; with targets, the loss instead.
 
-        `segments` says which positions see each other; None means all of a row. `asked_n` and the targets' rows are
+        `segments` says which positions see each other; None means all of a row. `query_idx` and the targets' rows are
         indices into the R x T positions, each of them once.
         """
         if segments is None:
@@ -184,8 +188,8 @@ class Transformer(nn.Module):
         if self.places is not None:
             x_ND = x_ND + self.places(tokens, segments)
         cos, sin = rotary_angles(segments.pick(positions), self.config.head_width, self.config.rope_base)
-        asked_n = targets.rows_n if targets is not None else asked_n
-        numbers_n = None if asked_n is None else segments.number(asked_n)
+        query_idx = targets.rows_n if targets is not None else query_idx
+        numbers_n = None if query_idx is None else segments.number(query_idx)
         *others, last = self.blocks
         for block in others:
             x_ND = block(x_ND, cos, sin, segments)
@@ -194,7 +198,7 @@ class Transformer(nn.Module):
             hidden_nD = hidden_nD * self.config.logit_scale  # here it costs D numbers a row, on logits V
         if targets is not None:
             return self._loss(hidden_nD, targets)
-        return segments.spread(hidden_nD) if asked_n is None else hidden_nD
+        return segments.spread(hidden_nD) if query_idx is None else hidden_nD
 
     # -- the head -----------------------------------------------------------------------------------------------------
 
@@ -219,15 +223,18 @@ class Transformer(nn.Module):
             shift_n = torch.cat([targets.ids_n.new_full((n,), shifts[m]) for m, n in zip(Modality, targets.counts)])
             ids_n = targets.ids_n + shift_n
             return Loss(
-                *linear_cross_entropy(hidden_nD, tables, ids_n, targets.loss_weight_n, targets.z_weight_n, sizes=sizes)
+                *linear_cross_entropy(
+                    hidden_nD, tables, ids_n, targets.loss_weight_n, targets.z_loss_weight_n, sizes=sizes
+                )
             )
         parts = []
         by_modality = [
-            each.split(targets.counts) for each in (hidden_nD, targets.ids_n, targets.loss_weight_n, targets.z_weight_n)
+            each.split(targets.counts)
+            for each in (hidden_nD, targets.ids_n, targets.loss_weight_n, targets.z_loss_weight_n)
         ]
-        for m, (rows, ids, loss_weight, z_weight) in zip(Modality, zip(*by_modality)):
+        for m, (rows, ids, loss_weight, z_loss_weight) in zip(Modality, zip(*by_modality)):
             local = ids - starts[m]
-            parts.append(linear_cross_entropy(rows, [tables[m]], local, loss_weight, z_weight, sizes=[sizes[m]]))
+            parts.append(linear_cross_entropy(rows, [tables[m]], local, loss_weight, z_loss_weight, sizes=[sizes[m]]))
         totals, nlls, lses = zip(*parts)
         return Loss(sum(totals[1:], totals[0]), torch.cat(nlls), torch.cat(lses))
 
@@ -236,7 +243,7 @@ class Transformer(nn.Module):
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedParam:
     """A parameter, with what is known about it without looking at its name."""
 
     name: str
@@ -251,21 +258,21 @@ class Tagged:
         return self.parameter.ndim == 2
 
 
-def tagged_parameters(model: nn.Module) -> Iterator[Tagged]:
+def tagged_parameters(model: nn.Module) -> Iterator[TaggedParam]:
     """Every parameter with its role, in the order of `named_parameters`."""
     layers = {prefix: module.layer for prefix, module in model.named_modules() if isinstance(module, Block)}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             layer = next((layers[p] for p in layers if prefix.startswith(f"{p}.")), None)
             full_name = f"{prefix}.{name}" if prefix else name
-            yield Tagged(full_name, parameter, module.roles[name], layer)
+            yield TaggedParam(full_name, parameter, module.roles[name], layer)
 
 
 @torch.no_grad()
 def initialise(
     model: Transformer,
     seed: int,
-    size: Callable[[Tagged], float] | None = None,
+    size: Callable[[TaggedParam], float] | None = None,
     write: Callable[[Tensor, Tensor], object] = Tensor.copy_,
 ) -> None:
     """Fill all weights: matrices from a normal law (cut at +-2, torch's default), norms with one value.

@@ -23,7 +23,7 @@ from triptych.vocab import Vocabulary
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRun:
     ranks: int
     mesh: str
     """Copies x shards."""
@@ -36,7 +36,7 @@ class Rehearsal:
     seconds: float
 
 
-def rehearse(config: RunConfig, vocabulary: Vocabulary, ranks: int) -> Rehearsal:
+def rehearse(config: RunConfig, vocabulary: Vocabulary, ranks: int) -> DryRun:
     """Build, shard, and do one step of rank 0 among so many: forward, backward, clipping, update."""
     if dist.is_initialized():
         raise UserError("a rehearsal needs a process of its own: there are real ranks in this one.")
@@ -54,7 +54,7 @@ def rehearse(config: RunConfig, vocabulary: Vocabulary, ranks: int) -> Rehearsal
             optimizer.step()
         shards = 1 if mesh is None else mesh.size(mesh.ndim - 1)
     moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    return Rehearsal(
+    return DryRun(
         ranks=ranks,
         mesh=f"{ranks // shards} x {shards}",
         weights=sum(local(parameter).numel() for parameter in model.parameters()),

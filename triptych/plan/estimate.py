@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from triptych.data.pack import Grouped, Layout, Packed, Padded
+from triptych.data.pack import Grouped, Packed, Padded, RowLayout
 from triptych.errors import UserError, did_you_mean
-from triptych.model.count import Load, Memory, Parameters, advice, flops, memory, parameters
+from triptych.model.count import Memory, MemoryInputs, Parameters, advice, flops, memory, parameters
 from triptych.plan.lengths import Batches, gather
 from triptych.scaling.published import PAPER
 from triptych.training.config import RunConfig, override
@@ -67,7 +67,7 @@ def machine_named(name: str, ranks: int) -> Machine:
 
 
 @dataclass(frozen=True)
-class Dealt:
+class StepLayout:
     """How a step lies on the ranks; means over the batches, but the largest micro-batch of all."""
 
     sequences: int
@@ -90,7 +90,7 @@ class Dealt:
     """Whether rows hold several sequences, or padding."""
 
 
-def deal(batches: Batches, layout: Layout, seq_len: int, ranks: int) -> Dealt:
+def deal(batches: Batches, layout: RowLayout, seq_len: int, ranks: int) -> StepLayout:
     placed = [(lengths, layout.arrange(lengths, seq_len, ranks)) for lengths in batches.lengths]
     every = [placement for _, placements in placed for placement in placements]
     largest = max(every, key=lambda placement: placement.num_rows * placement.width)
@@ -100,7 +100,7 @@ def deal(batches: Batches, layout: Layout, seq_len: int, ranks: int) -> Dealt:
         for lengths, placements in placed
         for placement in placements
     )
-    return Dealt(
+    return StepLayout(
         sequences=len(batches.lengths[0]),
         tokens=tokens / steps,
         positions=sum(placement.num_rows * placement.width for placement in every) / steps,
@@ -133,7 +133,7 @@ def optimal_tokens(non_embedding: float) -> float:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunEstimate:
     """What a run comes to on a machine."""
 
     config: RunConfig
@@ -145,7 +145,7 @@ class Estimate:
     """Dollars for an hour of one rank's machine."""
     count: Parameters
     batches: Batches
-    dealt: Dealt
+    step_layout: StepLayout
     memory: Memory
     flops_per_token: float
     """Of training, with the whole head for every token: what scaling laws count."""
@@ -157,15 +157,15 @@ class Estimate:
     @property
     def views(self) -> int:
         """How often a token passes the model in a step."""
-        return 2 if self.config.antimask else 1
+        return 2 if self.config.complementary_masks else 1
 
     @property
     def tokens(self) -> float:
-        return self.dealt.tokens * self.config.num_steps
+        return self.step_layout.tokens * self.config.num_steps
 
     @property
     def positions(self) -> float:
-        return self.dealt.positions * self.config.num_steps
+        return self.step_layout.positions * self.config.num_steps
 
     @property
     def flops(self) -> float:
@@ -206,10 +206,10 @@ class Estimate:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        dealt = asdict(self.dealt)
+        step_layout = asdict(self.step_layout)
         return {
             "machine": {**asdict(self.machine), "ranks": self.ranks},
-            "step": {"origin": self.batches.origin, "predicted": self.batches.predicted, **dealt},
+            "step": {"origin": self.batches.origin, "predicted": self.batches.predicted, **step_layout},
             "num_steps": self.config.num_steps,
             "tokens": self.tokens,
             "positions": self.positions,
@@ -232,7 +232,7 @@ class Estimate:
             "checkpoint": {
                 "bytes": self.checkpoint_bytes,
                 "bytes_per_rank": self.checkpoint_bytes / self.ranks,
-                "kept": self.config.keep,
+                "kept": self.config.keep_last_checkpoints,
             },
             "time": {
                 "mfu": self.mfu,
@@ -254,33 +254,33 @@ def estimate(
     mfu: float = 0.4,
     price: float | None = None,
     batches: Batches | None = None,
-) -> Estimate:
+) -> RunEstimate:
     """What the run comes to; `batches` if they were gathered before."""
     shard = config.parallel.shard
     if shard is not None and ranks % shard:
         raise UserError(f"parallel.shard={shard} must divide the number of ranks, {ranks}.")
     batches = batches or gather(config, vocabulary)
-    dealt = deal(batches, config.loader.layout, config.loader.seq_len, ranks)
-    views = 2 if config.antimask else 1
-    load = Load.of(
+    step_layout = deal(batches, config.loader.layout, config.loader.seq_len, ranks)
+    views = 2 if config.complementary_masks else 1
+    load = MemoryInputs.of(
         config.parallel,
         ranks,
-        rows=dealt.micro_batch_rows,
-        row_length=dealt.row_length,
-        context=dealt.context if dealt.has_mask else None,
-        filled=dealt.filled,
-        accumulates=dealt.micro_batches * views > 1,
+        rows=step_layout.micro_batch_rows,
+        row_length=step_layout.row_length,
+        context=step_layout.context if step_layout.has_mask else None,
+        filled=step_layout.filled,
+        accumulates=step_layout.micro_batches * views > 1,
         has_ema=config.ema_decay is not None,
         on_gpu=machine.is_gpu,
     )
-    whole = flops(config.model, vocabulary, dealt.context)
-    real = flops(config.model, vocabulary, dealt.context, predicted=batches.predicted, columns=batches.columns)
+    whole = flops(config.model, vocabulary, step_layout.context)
+    real = flops(config.model, vocabulary, step_layout.context, predicted=batches.predicted, columns=batches.columns)
     passes = 4 if config.parallel.checkpoint_activations else 3  # forward, backward twice, and forward again
-    computed = dealt.positions if machine.is_gpu else dealt.tokens  # a CPU leaves padding out
-    share = batches.predicted * dealt.tokens / computed
-    blocks = flops(config.model, vocabulary, dealt.context, predicted=share)
+    computed = step_layout.positions if machine.is_gpu else step_layout.tokens  # a CPU leaves padding out
+    share = batches.predicted * step_layout.tokens / computed
+    blocks = flops(config.model, vocabulary, step_layout.context, predicted=share)
     in_blocks = passes * (blocks.matrices + blocks.attention) * computed
-    return Estimate(
+    return RunEstimate(
         config=config,
         vocabulary=vocabulary,
         machine=machine,
@@ -289,23 +289,23 @@ def estimate(
         price=price,
         count=parameters(config.model, vocabulary),
         batches=batches,
-        dealt=dealt,
+        step_layout=step_layout,
         memory=memory(config.model, vocabulary, load),
         flops_per_token=whole.training,
         flops_per_token_predicted=real.training,
-        step_flops=views * (in_blocks + 3 * real.unembedding * dealt.tokens),
+        step_flops=views * (in_blocks + 3 * real.unembedding * step_layout.tokens),
     )
 
 
 # -- what may go wrong ------------------------------------------------------------------------------------------------
 
 
-def warnings(found: Estimate) -> list[str]:
+def warnings(found: RunEstimate) -> list[str]:
     """One line for everything that should be looked at before the run is started."""
     return [line for line in (*_of_batch(found), *_of_tokens(found), *_of_memory(found), *_of_rows(found)) if line]
 
 
-def _of_batch(found: Estimate) -> Iterator[str]:
+def _of_batch(found: RunEstimate) -> Iterator[str]:
     sde, batch = found.config.resolved.sde, found.config.loader.global_batch
     if sde is not None and sde.kappa > 1 + 1e-6:
         yield (
@@ -316,7 +316,7 @@ def _of_batch(found: Estimate) -> Iterator[str]:
         )
 
 
-def _of_tokens(found: Estimate) -> Iterator[str]:
+def _of_tokens(found: RunEstimate) -> Iterator[str]:
     best = optimal_tokens(found.count.blocks)
     if found.tokens < best:
         yield (
@@ -326,7 +326,7 @@ def _of_tokens(found: Estimate) -> Iterator[str]:
         )
 
 
-def _of_memory(found: Estimate) -> Iterator[str]:
+def _of_memory(found: RunEstimate) -> Iterator[str]:
     if found.machine.is_gpu and found.config.parallel.precision == "float32":
         yield (
             "the peak is that of bfloat16, but the run computes in float32, which is several times slower: set "
@@ -344,7 +344,7 @@ def _of_memory(found: Estimate) -> Iterator[str]:
         yield f"does not fit in the {have} of a rank: it needs {advice(found.memory)} {_remedy(found)}"
 
 
-def _remedy(found: Estimate) -> str:
+def _remedy(found: RunEstimate) -> str:
     """The first change, from cheap to dear, with which there is room."""
     for changes in _changes(found):
         there = _changed(found, changes)
@@ -353,9 +353,9 @@ def _remedy(found: Estimate) -> str:
     return "No setting makes it fit: take more ranks to divide it among, a larger GPU or a smaller model."
 
 
-def _changes(found: Estimate) -> Iterator[list[str]]:
+def _changes(found: RunEstimate) -> Iterator[list[str]]:
     """Settings that need less memory: first those that cost nothing, then what is computed again, then shorter rows."""
-    parallel, layout, dealt = found.config.parallel, found.config.loader.layout, found.dealt
+    parallel, layout, step_layout = found.config.parallel, found.config.loader.layout, found.step_layout
     first = []
     if found.machine.is_gpu and parallel.precision == "float32":
         first.append("parallel.precision=bfloat16")
@@ -364,23 +364,25 @@ def _changes(found: Estimate) -> Iterator[list[str]]:
     if parallel.shard is not None and parallel.shard < found.ranks:
         first.append("parallel.shard=none")
     fewer: list[list[str]] = [[]]
-    rows = dealt.micro_batch_rows
+    rows = step_layout.micro_batch_rows
     while rows > 1:
         rows //= 2
-        name = f"max_tokens={rows * dealt.row_length}" if isinstance(layout, Grouped) else f"micro_batch_rows={rows}"
+        name = (
+            f"max_tokens={rows * step_layout.row_length}" if isinstance(layout, Grouped) else f"micro_batch_rows={rows}"
+        )
         fewer.append([f"loader.layout.{name}"])
     again = [] if parallel.checkpoint_activations else ["parallel.checkpoint_activations=true"]
     for more in ([], again) if again else ([],):
         for each in fewer:
             if first or more or each:
                 yield [*first, *more, *each]
-    if isinstance(layout, Packed) and dealt.row_length > found.config.loader.seq_len:
+    if isinstance(layout, Packed) and step_layout.row_length > found.config.loader.seq_len:
         shorter = [f"loader.layout.row_length={found.config.loader.seq_len}", "loader.layout.micro_batch_rows=1"]
         yield [*first, *shorter]
         yield [*first, *again, *shorter]
 
 
-def _changed(found: Estimate, changes: list[str]) -> Estimate:
+def _changed(found: RunEstimate, changes: list[str]) -> RunEstimate:
     """The same with some settings changed."""
     return estimate(
         override(found.config, changes),
@@ -393,23 +395,23 @@ def _changed(found: Estimate, changes: list[str]) -> Estimate:
     )
 
 
-def _of_rows(found: Estimate) -> Iterator[str]:
-    dealt, ranks, layout = found.dealt, found.ranks, found.config.loader.layout
-    empty = dealt.rows_dealt - dealt.rows
+def _of_rows(found: RunEstimate) -> Iterator[str]:
+    step_layout, ranks, layout = found.step_layout, found.ranks, found.config.loader.layout
+    empty = step_layout.rows_dealt - step_layout.rows
     shorter = ", or shorter rows" if isinstance(layout, Packed) else ""
-    if dealt.rows < ranks:
+    if step_layout.rows < ranks:
         yield (
-            f"a step has {dealt.rows:,.0f} rows for {ranks:,} ranks: {ranks - dealt.rows:,.0f} have nothing to do. "
+            f"a step has {step_layout.rows:,.0f} rows for {ranks:,} ranks: {ranks - step_layout.rows:,.0f} have nothing to do. "
             f"Take fewer ranks, or a larger loader.global_batch{shorter}."
         )
-    elif empty > _NOTABLE * dealt.rows_dealt:
+    elif empty > _NOTABLE * step_layout.rows_dealt:
         yield (
-            f"the rows of a step do not divide evenly: {dealt.rows:,.0f} are dealt to {ranks:,} ranks as "
-            f"{dealt.rows_dealt:,.0f}, of which {empty / dealt.rows_dealt:.0%} stay empty. {_better_division(found)}"
+            f"the rows of a step do not divide evenly: {step_layout.rows:,.0f} are dealt to {ranks:,} ranks as "
+            f"{step_layout.rows_dealt:,.0f}, of which {empty / step_layout.rows_dealt:.0%} stay empty. {_better_division(found)}"
         )
 
 
-def _better_division(found: Estimate) -> str:
+def _better_division(found: RunEstimate) -> str:
     layout, seq_len, batch, ranks = (
         found.config.loader.layout, found.config.loader.seq_len, found.config.loader.global_batch, found.ranks
     )  # fmt: skip
@@ -419,7 +421,7 @@ def _better_division(found: Estimate) -> str:
             for length in (seq_len * times for times in (1, 2, 3, 4, 6))
         }
         best = min(others, key=lambda length: others[length])
-        saved = 1 - others[best] / found.dealt.positions
+        saved = 1 - others[best] / found.step_layout.positions
         if saved > _NOTABLE:
             return f"loader.layout.row_length={best} would take {saved:.0%} fewer positions."
     if isinstance(layout, Padded):

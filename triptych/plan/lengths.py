@@ -78,7 +78,9 @@ def _measured(config: RunConfig, vocabulary: Vocabulary) -> Batches:
                 masked = corrupt(batch, vocabulary, config.corrupt, step=step.index, global_batch=step.num_sequences)
                 by_modality += np.bincount(batch.modality_ids[masked.predicted], minlength=len(Modality))
                 seen += int(lengths[-1].sum())
-    share = 0.5 if config.antimask else float(by_modality.sum()) / max(1, seen)  # two views mask everything once
+    share = (
+        0.5 if config.complementary_masks else float(by_modality.sum()) / max(1, seen)
+    )  # two views mask everything once
     return Batches("measured", lengths, share, _columns(config, vocabulary, by_modality))
 
 
@@ -107,7 +109,7 @@ def _masked_share(config: RunConfig) -> float:
     """What the schedule masks of what may be masked, on average over the times that are drawn."""
     times = torch.linspace(config.corrupt.smallest_time, 1, 1001, dtype=torch.float64)
     masked = float((1 - config.corrupt.schedule.alpha(times)).mean())
-    return 0.5 if config.antimask else masked * (1 - config.corrupt.p_one_sided / 2)
+    return 0.5 if config.complementary_masks else masked * (1 - config.corrupt.p_one_sided / 2)
 
 
 def _columns(config: RunConfig, vocabulary: Vocabulary, by_modality: np.ndarray) -> float | None:

@@ -31,7 +31,7 @@ TUNED = OptimizerConfig(
     lr=0.015, beta1=0.68, beta2=0.999, eps=3e-9, weight_decay=0.0145, clip=1.0, warmup_steps=_WARMUP
 )
 # Without a table (studies/search-without-table), from where the one named "family" was found (studies/modules).
-FOUND = OptimizerConfig(
+PER_MODULE_TUNED = OptimizerConfig(
     lr=0.00465, beta1=0.754, beta2=0.999, eps=7.58e-6, weight_decay=1.02e-3, clip=1.0, warmup_steps=_WARMUP
 )
 INIT_STD = 0.06
@@ -43,7 +43,9 @@ def family() -> RunConfig:
     return RunConfig(
         recipe="family",
         world="scenes",
-        model=ModelConfig(**_sizes(BASE_WIDTH, BASE_LAYERS), softmax_scope="modality", places=120, init_std=INIT_STD),
+        model=ModelConfig(
+            **_sizes(BASE_WIDTH, BASE_LAYERS), softmax_scope="modality", max_learned_positions=120, init_std=INIT_STD
+        ),
         loader=LoaderConfig(
             seq_len=144,
             global_batch=BASE_BATCH,
@@ -64,7 +66,7 @@ def family() -> RunConfig:
 
 
 def from_base() -> TransferConfig:
-    """For other recipes of the embedded world: everything follows from the base, with FOUND and its table."""
+    """For other recipes of the embedded world: everything follows from the base, with PER_MODULE_TUNED and its table."""
     return TransferConfig(
         rule="completed_p",
         base_width=BASE_WIDTH,
@@ -120,7 +122,7 @@ def member(
 def by_module() -> RunConfig:
     """The same with what was found for every module: better at the base, and what `scenes` is made from."""
     run = family()
-    return replace(run, optimizer=FOUND, transfer=replace(run.transfer, per_module="family"))
+    return replace(run, optimizer=PER_MODULE_TUNED, transfer=replace(run.transfer, per_module="family"))
 
 
 def of_width(run: RunConfig, width: int, seed: int = 0) -> RunConfig:

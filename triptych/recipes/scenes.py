@@ -8,7 +8,7 @@ from triptych.data.sequences import OpenEnds
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Cosine, Linear
 from triptych.model.transformer import ModelConfig
-from triptych.recipes.proxy import FOUND, INIT_STD, from_base
+from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, from_base
 from triptych.training.config import RunConfig, ValidationConfig
 
 TASKS = ("text", "image-text", "audio-text")
@@ -25,7 +25,7 @@ def scenes() -> RunConfig:
             num_heads=4,
             d_ff=512,
             softmax_scope="modality",
-            places=120,
+            max_learned_positions=120,
             init_std=INIT_STD,
         ),
         loader=LoaderConfig(
@@ -43,7 +43,7 @@ def scenes() -> RunConfig:
             schedule=Cosine(), text_schedule=Linear(), p_one_sided=0.8, p_prompt_masked=0.1, p_text_end=0.5
         ),
         # Tuned with the base of the family, which trains in a quarter of a minute: docs/transfer.md.
-        optimizer=replace(FOUND, warmup_steps=500),
+        optimizer=replace(PER_MODULE_TUNED, warmup_steps=500),
         transfer=from_base(),
         # Bounded weights (docs/decisions/0010): a caption has so few tokens that 1 / t is mostly noise.
         norm="masked",

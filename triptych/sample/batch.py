@@ -29,7 +29,7 @@ class Purpose(IntEnum):
 
 
 @dataclass(frozen=True)
-class Group:
+class RequestBatch:
     """Requests of equal length."""
 
     tokens: Tensor

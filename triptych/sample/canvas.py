@@ -28,7 +28,7 @@ class Span:
     positions, of which one at least is the end."""
     stride: int = 1
     """Its length is a multiple of this: codebooks of a sound."""
-    unsaid: bool = False
+    unconditional: bool = False
     """Whether masked ids stay masked: nothing is known of this span, and nothing asked."""
 
     def __post_init__(self) -> None:
@@ -66,9 +66,9 @@ def masked(modality: Modality, length: int) -> Span:
     return Span(modality, np.full(length, MASKED, np.int64))
 
 
-def unsaid(modality: Modality, length: int) -> Span:
+def unconditional(modality: Modality, length: int) -> Span:
     """A span the model is to do without, as in the unconditional branch of guidance."""
-    return replace(masked(modality, length), unsaid=True)
+    return replace(masked(modality, length), unconditional=True)
 
 
 def open_ended(modality: Modality, slot: int, prefix: np.ndarray | None = None, stride: int = 1) -> Span:
@@ -105,7 +105,7 @@ class Canvas:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CanvasTokens:
     """A canvas as the model sees it; all arrays are [T]."""
 
     tokens: np.ndarray
@@ -122,7 +122,7 @@ class Layout:
     """Where each span begins."""
 
 
-def lay_out(canvas: Canvas, vocabulary: Vocabulary) -> Layout:
+def lay_out(canvas: Canvas, vocabulary: Vocabulary) -> CanvasTokens:
     """Put the special tokens around the spans."""
     tokens, starts = [vocabulary.task(canvas.task)], []
     modality, is_open, is_unsaid = [Modality.TEXT], [False], [False]
@@ -139,20 +139,20 @@ def lay_out(canvas: Canvas, vocabulary: Vocabulary) -> Layout:
         modality += [span.modality] * (1 + slot + len(end))
         still = span.shortest - len(span.ids) if len(fill) else 0  # what must come before an end may
         is_open += [False] * (1 + len(span.ids) + still) + [True] * (len(fill) - still) + [False] * len(end)
-        is_unsaid += [span.unsaid] * (1 + slot + len(end))
+        is_unsaid += [span.unconditional] * (1 + slot + len(end))
     token_array, modality_array = np.array(tokens, np.int64), np.array(modality, np.uint8)
     masks = np.array([vocabulary.mask(m) for m in Modality], np.int64)
     where = (token_array == masks[modality_array]) & ~np.array(is_unsaid)
     text_data = np.zeros(len(tokens), bool)
     text_start = starts[-1]
     text_data[text_start : text_start + len(canvas.text.ids)] = canvas.hide
-    return Layout(token_array, where, modality_array, np.array(is_open), text_data & ~where, tuple(starts))
+    return CanvasTokens(token_array, where, modality_array, np.array(is_open), text_data & ~where, tuple(starts))
 
 
 def read_back(canvas: Canvas, tokens: np.ndarray, vocabulary: Vocabulary) -> Canvas:
     """The canvas with its masked positions filled from a finished sequence."""
     for span, start in zip(canvas.spans, lay_out(canvas, vocabulary).starts):
-        if span.unsaid:
+        if span.unconditional:
             continue
         ids = vocabulary.to_local(span.modality, tokens[start : start + len(span.ids)])
         canvas = canvas.with_span(replace(span, ids=ids))

@@ -23,7 +23,7 @@ class Network(Protocol):
 
     vocabulary: Vocabulary
 
-    def __call__(self, tokens: Tensor, positions: Tensor, *, asked_n: Tensor) -> Any:
+    def __call__(self, tokens: Tensor, positions: Tensor, *, query_idx: Tensor) -> Any:
         """Hidden states [n, D] of those of the B x T positions that are asked for."""
 
     def logits(self, hidden_nD: Tensor, modality: Modality, *, out: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ def hidden_states(network: Network, tokens_BT: Tensor, where_BT: Tensor) -> Tens
     length = tokens_BT.shape[1]
     filled = _filled_up(tokens_BT, -(-least_rows() // length))
     positions = torch.arange(length, device=tokens_BT.device).expand_as(filled)
-    asked_n = where_BT.flatten().nonzero()[:, 0]
-    return network(filled, positions, asked_n=_filled_up(asked_n, least_rows()))[: len(asked_n)]
+    query_idx = where_BT.flatten().nonzero()[:, 0]
+    return network(filled, positions, query_idx=_filled_up(query_idx, least_rows()))[: len(query_idx)]
 
 
 class Columns:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from triptych.data.mix import random_bits
 from triptych.errors import UserError, did_you_mean
-from triptych.sample.batch import Callback, Group, Proposals, Purpose, Wants
-from triptych.sample.canvas import Canvas, Layout, Span, lay_out, read_back
+from triptych.sample.batch import Callback, Proposals, Purpose, RequestBatch, Wants
+from triptych.sample.canvas import Canvas, CanvasTokens, Span, lay_out, read_back
 from triptych.sample.forward import MOST_TOKENS, Columns, Network, hidden_states
-from triptych.sample.logits import Law, constrain, guide
+from triptych.sample.logits import Categorical, apply_cfg, mask_specials
 from triptych.sample.rank import LOOKS, best, has_a_given_side
 from triptych.sample.samplers import SAMPLERS
 from triptych.vocab import Modality, Vocabulary
@@ -30,24 +30,24 @@ _CANDIDATE = 2**32  # number of the draw of a candidate's seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SamplingConfig:
     """How to sample."""
 
     sampler: str = "random_order"
-    steps: int | None = None
+    num_steps: int | None = None
     """Looks at the canvas; None for one token a look."""
     temperature: float = 1.0
     top_p: float = 1.0
-    guidance: float = 1.0
+    guidance_scale: float = 1.0
     """How far to go from what the model says without the text towards, and past, what it says with it; 1 is off."""
     length: Literal["draw", "median", "mode"] = "median"
     """How an open length is chosen from the model's law of it."""
-    at_once: bool = False
+    single_pass: bool = False
     """Whether what has an open length is filled in at the look that chooses it: one look instead of one for how a text
     begins, one for its length and some for the rest. For what depends on the given alone, as a transcript does."""
     best_of: int = 1
     """How many are made of each, with seeds of their own; kept is what fits best with what was given (see `rank`)."""
-    judge_looks: int = LOOKS
+    num_score_passes: int = LOOKS
     """How often each side of a candidate is looked at to judge it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the sampler."""
@@ -55,21 +55,25 @@ class Settings:
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
             raise UserError(f"unknown sampler {self.sampler!r}.{did_you_mean(self.sampler, list(SAMPLERS))}")
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"steps must be at least 1, got {self.steps}.")
-        if self.best_of < 1 or self.judge_looks < 1:
-            raise UserError(f"best_of and judge_looks must be at least 1, got {self.best_of} and {self.judge_looks}.")
+        if self.num_steps is not None and self.num_steps < 1:
+            raise UserError(f"num_steps must be at least 1, got {self.num_steps}.")
+        if self.best_of < 1 or self.num_score_passes < 1:
+            raise UserError(
+                f"best_of and num_score_passes must be at least 1, got {self.best_of} and {self.num_score_passes}."
+            )
         if not self.temperature >= 0 or not 0 < self.top_p <= 1:
             raise UserError(
                 "temperature must not be negative and top_p must lie in (0, 1], "
                 f"got {self.temperature} and {self.top_p}."
             )
-        if not 0 <= self.guidance < float("inf"):
-            raise UserError(f"guidance must not be negative (1 is none), got {self.guidance}.")
+        if not 0 <= self.guidance_scale < float("inf"):
+            raise UserError(f"guidance_scale must not be negative (1 is none), got {self.guidance_scale}.")
         if self.length not in ("draw", "median", "mode"):
             raise UserError(f"length must be chosen by draw, median or mode, got {self.length!r}.")
-        if self.at_once and self.guidance != 1:
-            raise UserError(f"at_once draws from an unguided look; use guidance 1, got {self.guidance}.")
+        if self.single_pass and self.guidance_scale != 1:
+            raise UserError(
+                f"single_pass draws from an unguided look; use guidance_scale=1, got {self.guidance_scale}."
+            )
         _check_options(self.sampler, self.options)
 
 
@@ -90,7 +94,7 @@ def _check_options(sampler: str, options: Mapping[str, Any]) -> None:
 def generate(
     network: Network,
     canvases: Sequence[Canvas],
-    settings: Settings,
+    settings: SamplingConfig,
     seeds: Sequence[int],
     *,
     device: torch.device | str = "cpu",
@@ -100,17 +104,19 @@ def generate(
     assert len(canvases) == len(seeds)
     if settings.best_of > 1:
         return _best(network, canvases, settings, seeds, device, callback)
-    if settings.guidance != 1 and any(not canvas.hide for canvas in canvases):
-        raise UserError("guidance works against a hidden text; here no known text is to be hidden. Use guidance 1.")
+    if settings.guidance_scale != 1 and any(not canvas.hide for canvas in canvases):
+        raise UserError(
+            "guidance works against a hidden text; here no known text is to be hidden. Use guidance_scale=1."
+        )
     sized = _choose_lengths(network, canvases, settings, seeds, device)
     done: list[Canvas | None] = [None] * len(sized)
-    for members, layouts in _groups(sized, network.vocabulary, copies=1 if settings.guidance == 1 else 2):
+    for members, layouts in _groups(sized, network.vocabulary, copies=1 if settings.guidance_scale == 1 else 2):
         group = _group(layouts, [seeds[i] for i in members], network.vocabulary, device)
         tokens = group.tokens
         if bool(group.masked.any()):
             propose = _Proposer(network, layouts, group, settings)
             sampler = SAMPLERS[settings.sampler]
-            tokens = sampler(propose, group, settings.steps, callback=callback, **settings.options)
+            tokens = sampler(propose, group, settings.num_steps, callback=callback, **settings.options)
         for i, row in zip(members, tokens.cpu().numpy()):
             done[i] = read_back(sized[i], row, network.vocabulary)
     return [canvas for canvas in done if canvas is not None]
@@ -119,7 +125,7 @@ def generate(
 def _best(
     network: Network,
     canvases: Sequence[Canvas],
-    settings: Settings,
+    settings: SamplingConfig,
     seeds: Sequence[int],
     device: torch.device | str,
     callback: Callback | None,
@@ -132,13 +138,15 @@ def _best(
     # The first has the seed itself: more candidates are never worse than one, as the model sees it.
     own = [seed if n == 0 else random_bits(seed, _CANDIDATE, n).item() for seed in seeds for n in range(count)]
     made = generate(network, several, replace(settings, best_of=1), own, device=device, callback=callback)
-    return best(network, [made[i : i + count] for i in range(0, len(made), count)], device, settings.judge_looks)
+    return best(network, [made[i : i + count] for i in range(0, len(made), count)], device, settings.num_score_passes)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-def _groups(canvases: Sequence[Canvas], vocabulary: Vocabulary, copies: int) -> list[tuple[list[int], list[Layout]]]:
+def _groups(
+    canvases: Sequence[Canvas], vocabulary: Vocabulary, copies: int
+) -> list[tuple[list[int], list[CanvasTokens]]]:
     """Which canvases go together: those of equal length, as many as fit one forward pass."""
     layouts = [lay_out(canvas, vocabulary) for canvas in canvases]
     by_length: dict[int, list[int]] = {}
@@ -154,10 +162,10 @@ def _groups(canvases: Sequence[Canvas], vocabulary: Vocabulary, copies: int) -> 
 
 
 def _group(
-    layouts: Sequence[Layout], seeds: Sequence[int], vocabulary: Vocabulary, device: torch.device | str
-) -> Group:
+    layouts: Sequence[CanvasTokens], seeds: Sequence[int], vocabulary: Vocabulary, device: torch.device | str
+) -> RequestBatch:
     masks = np.array([vocabulary.mask(modality) for modality in Modality], np.int64)
-    return Group(
+    return RequestBatch(
         tokens=torch.from_numpy(np.stack([layout.tokens for layout in layouts])).to(device),
         masked=torch.from_numpy(np.stack([layout.masked for layout in layouts])).to(device),
         mask_ids=torch.from_numpy(np.stack([masks[layout.modality] for layout in layouts])).to(device),
@@ -168,7 +176,9 @@ def _group(
 class _Proposer:
     """The model's look at a group (see `Propose`)."""
 
-    def __init__(self, network: Network, layouts: Sequence[Layout], group: Group, settings: Settings):
+    def __init__(
+        self, network: Network, layouts: Sequence[CanvasTokens], group: RequestBatch, settings: SamplingConfig
+    ):
         self.network, self.group, self.settings = network, group, settings
         device = group.tokens.device
         self.modality = torch.from_numpy(np.stack([layout.modality for layout in layouts])).to(device)
@@ -182,27 +192,27 @@ class _Proposer:
         log_prob, entropy = torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device)
         uniform = self.group.uniform(step, Purpose.TOKEN)
         for modality in Modality:
-            for at, law in self.laws(states, where, modality):
-                chosen = law.draw(uniform[at], settings.temperature, settings.top_p)
+            for at, dist in self.distributions(states, where, modality):
+                chosen = dist.draw(uniform[at], settings.temperature, settings.top_p)
                 ids[at] = chosen + self.network.vocabulary.ids(modality).start
                 if wants == "confidence":
-                    log_prob[at] = law.log_prob(chosen)
+                    log_prob[at] = dist.log_prob(chosen)
                 elif wants == "entropy":
-                    entropy[at] = law.entropy
+                    entropy[at] = dist.entropy
         return Proposals(ids, log_prob, entropy)
 
     def look(self, tokens: Tensor, where: Tensor) -> tuple[Tensor, ...]:
         """Hidden states [n, D] of positions with and, if guided, without the text; of requests that ask for some."""
         asks = where.any(1)
         seen = [tokens[asks]]
-        if self.settings.guidance != 1:
+        if self.settings.guidance_scale != 1:
             seen.append(torch.where(self.hidden, self.group.mask_ids, tokens)[asks])
         both = hidden_states(self.network, torch.cat(seen), torch.cat([where[asks]] * len(seen)))
         return tuple(both.chunk(len(seen)))
 
-    def laws(
+    def distributions(
         self, states: tuple[Tensor, ...], where: Tensor, modality: Modality
-    ) -> Iterator[tuple[tuple[Tensor, ...], Law]]:
+    ) -> Iterator[tuple[tuple[Tensor, ...], Categorical]]:
         """Of the positions `where` that are of a modality, a few at a time: which they are, and what may be drawn."""
         places = (where & (self.modality == modality)).nonzero()
         if not len(places):
@@ -210,20 +220,24 @@ class _Proposer:
         own = (self.modality[where] == modality).nonzero()[:, 0]
         for rows, found in self.columns.pieces(modality, *(state[own] for state in states)):
             at = tuple(places[rows].T)
-            logits = found[0] if len(found) == 1 else guide(found[0], found[1], self.settings.guidance)
-            yield at, Law(constrain(logits, self.may_end[at]))
+            logits = found[0] if len(found) == 1 else apply_cfg(found[0], found[1], self.settings.guidance_scale)
+            yield at, Categorical(mask_specials(logits, self.may_end[at]))
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------
 
 
 def _choose_lengths(
-    network: Network, canvases: Sequence[Canvas], settings: Settings, seeds: Sequence[int], device: torch.device | str
+    network: Network,
+    canvases: Sequence[Canvas],
+    settings: SamplingConfig,
+    seeds: Sequence[int],
+    device: torch.device | str,
 ) -> list[Canvas]:
     """Close every open end, the media before the text: one look each, and one for how a text begins."""
     sized = list(canvases)
     for pick in (0, 1):  # a pair has its media first; a text alone is done in the first round
-        if not settings.at_once:
+        if not settings.single_pass:
             sized = _begin_texts(network, sized, settings, seeds, device)
         waiting = [i for i, canvas in enumerate(sized) if any(span.open_slot for span in canvas.spans)]
         if not waiting:
@@ -233,17 +247,17 @@ def _choose_lengths(
             group = _group(layouts, [seeds[waiting[i]] for i in members], network.vocabulary, device)
             found = _length_laws(network, group, layouts, [asked[i] for i in members], settings)
             uniform = group.uniform(pick, Purpose.LENGTH)[:, 0].tolist()
-            for i, (law, ids), u in zip(members, found, uniform):
+            for i, (dist, ids), u in zip(members, found, uniform):
                 span = _open_span(asked[i])
-                length = _pick(law, settings.length, u)
+                length = _pick(dist, settings.length, u)
                 sized[waiting[i]] = asked[i].with_span(
-                    replace(span, ids=ids[:length], open_slot=None) if settings.at_once else span.closed(length)
+                    replace(span, ids=ids[:length], open_slot=None) if settings.single_pass else span.closed(length)
                 )
     return sized
 
 
 def _begin_texts(
-    network: Network, canvases: list[Canvas], settings: Settings, seeds: Sequence[int], device: torch.device | str
+    network: Network, canvases: list[Canvas], settings: SamplingConfig, seeds: Sequence[int], device: torch.device | str
 ) -> list[Canvas]:
     """Draw the first token of every open text that has none.
 
@@ -261,7 +275,9 @@ def _begin_texts(
         group = _group(layouts, [seeds[waiting[i]] for i in members], network.vocabulary, device)
         where = torch.zeros_like(group.masked)
         where[range(len(layouts)), [layout.starts[-1] for layout in layouts]] = True
-        found = _Proposer(network, layouts, group, replace(settings, guidance=1.0))(group.tokens, where, _FIRST_TOKEN)
+        found = _Proposer(network, layouts, group, replace(settings, guidance_scale=1.0))(
+            group.tokens, where, _FIRST_TOKEN
+        )
         for row, i in enumerate(members):
             first = found.ids[row, layouts[row].starts[-1]].cpu().numpy()[None]
             span = replace(asked[i].text, ids=network.vocabulary.to_local(Modality.TEXT, first))
@@ -274,14 +290,18 @@ def _open_span(canvas: Canvas) -> Span:
 
 
 def _length_laws(
-    network: Network, group: Group, layouts: Sequence[Layout], canvases: Sequence[Canvas], settings: Settings
+    network: Network,
+    group: RequestBatch,
+    layouts: Sequence[CanvasTokens],
+    canvases: Sequence[Canvas],
+    settings: SamplingConfig,
 ) -> list[tuple[dict[int, float], np.ndarray]]:
     """For each canvas, the probability of every length its first open span may have; and its ids, if it never ended.
 
     The end is at or before position i with probability p(EOS at i), in one look; differences give the law. Ids are
     drawn at the same look, if that is all there is to be.
     """
-    plain = _Proposer(network, layouts, group, Settings())
+    plain = _Proposer(network, layouts, group, SamplingConfig())
     where, asked = torch.zeros_like(group.masked), []
     for row, canvas in enumerate(canvases):
         span = _open_span(canvas)
@@ -289,18 +309,18 @@ def _length_laws(
         assert span.open_slot is not None
         lengths = np.arange(span.shortest, span.open_slot, span.stride)
         slot = range(start + len(span.ids), start + span.open_slot)
-        where[row, slot if settings.at_once else start + lengths] = True
+        where[row, slot if settings.single_pass else start + lengths] = True
         asked.append((span, start, lengths, slot))
     states, uniform = plain.look(group.tokens, where), group.uniform(_FIRST_TOKEN, Purpose.TOKEN)
     ended = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
     ids = torch.zeros_like(group.tokens)
     for modality in {span.modality for span, *_ in asked}:
         end = network.vocabulary.data_size(modality) + 1
-        for at, law in plain.laws(states, where, modality):
-            ended[at] = law.log_prob(torch.full_like(at[0], end)).exp()
-            if settings.at_once:
-                law.shifted_nV[:, end] = -np.inf
-                ids[at] = Law(law.shifted_nV).draw(uniform[at], settings.temperature, settings.top_p)
+        for at, dist in plain.distributions(states, where, modality):
+            ended[at] = dist.log_prob(torch.full_like(at[0], end)).exp()
+            if settings.single_pass:
+                dist.shifted_nV[:, end] = -np.inf
+                ids[at] = Categorical(dist.shifted_nV).draw(uniform[at], settings.temperature, settings.top_p)
     found = []
     for row, (span, start, lengths, slot) in enumerate(asked):
         distribution = np.maximum.accumulate(ended[row].cpu().numpy()[start + lengths])
@@ -311,8 +331,8 @@ def _length_laws(
     return found
 
 
-def _pick(law: dict[int, float], how: str, u: float) -> int:
-    lengths, mass = list(law), np.array(list(law.values()))
+def _pick(dist: dict[int, float], how: str, u: float) -> int:
+    lengths, mass = list(dist), np.array(list(dist.values()))
     if how == "mode":
         return lengths[int(mass.argmax())]
     threshold = 0.5 if how == "median" else u

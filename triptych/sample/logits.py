@@ -23,21 +23,21 @@ _BOS, _EOS = -2, -1
 _BLOCK = 256
 
 
-def guide(cond_nV: Tensor, uncond_nV: Tensor, scale: float) -> Tensor:
+def apply_cfg(cond_nV: Tensor, uncond_nV: Tensor, scale: float) -> Tensor:
     """Classifier-free guidance: uncond + scale * (cond - uncond). Scale 1 is no guidance; LLaDA's is ours minus 1."""
     if not math.isfinite(scale):
         raise UserError(f"the guidance scale must be a finite number, got {scale}.")
     return cond_nV if scale == 1 else torch.lerp(uncond_nV, cond_nV, scale)
 
 
-def constrain(logits_nV: Tensor, allow_eos_n: Tensor) -> Tensor:
+def mask_specials(logits_nV: Tensor, allow_eos_n: Tensor) -> Tensor:
     """Only tokens that may stand at a position: data, and EOS where `allow_eos_n` says so; never BOS. In place."""
     logits_nV[:, _BOS] = -math.inf
     logits_nV[:, _EOS].masked_fill_(~allow_eos_n, -math.inf)
     return logits_nV
 
 
-class Law:
+class Categorical:
     """What may be drawn in each row, by its logits, which it takes over."""
 
     def __init__(self, logits_nV: Tensor):
@@ -57,7 +57,9 @@ class Law:
         if temperature == 0:
             return self.shifted_nV.argmax(1)
         plain = temperature == 1 and top_p == 1
-        return draw(self._weights_nV if plain else temper(self.shifted_nV, temperature, top_p), uniform_n)
+        return draw(
+            self._weights_nV if plain else apply_temperature_top_p(self.shifted_nV, temperature, top_p), uniform_n
+        )
 
     def log_prob(self, ids_n: Tensor) -> Tensor:
         """[n] float64, before temperature and top-p."""
@@ -70,7 +72,7 @@ class Law:
         return self._log_total_n - _row_sums(terms_nV) / self._log_total_n.exp()
 
 
-def temper(logits_nV: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
+def apply_temperature_top_p(logits_nV: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
     """Probabilities [n, V] up to a factor, after temperature and top-p; the largest is 1.
 
     Top-p keeps the smallest set of likeliest tokens that together reach `top_p`: at least one, and the one that crosses

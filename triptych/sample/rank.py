@@ -13,7 +13,7 @@ import torch
 
 from triptych.sample.canvas import Canvas, lay_out
 from triptych.sample.forward import MOST_TOKENS, Columns, Network, hidden_states
-from triptych.sample.logits import Law, constrain
+from triptych.sample.logits import Categorical, mask_specials
 from triptych.vocab import Modality
 
 # b results, T positions, L of them given, K looks, n masked positions of all looks together
@@ -23,7 +23,7 @@ LOOKS = 16
 
 def has_a_given_side(canvas: Canvas) -> bool:
     """Whether results can be judged: one span is given whole, beside one that is not."""
-    whole = [span for span in canvas.spans if span.open_slot is None and not span.unsaid and not span.num_masked]
+    whole = [span for span in canvas.spans if span.open_slot is None and not span.unconditional and not span.num_masked]
     return len(canvas.spans) == 2 and len(whole) == 1 and len(whole[0].ids) > 0
 
 
@@ -100,7 +100,7 @@ def _bounds(
     true_n = torch.from_numpy(network.vocabulary.to_local(modality, true_bn.reshape(-1))).to(device)
     no_end = torch.zeros(len(true_n), dtype=torch.bool, device=device)
     log_prob_n = [
-        Law(constrain(logits, no_end[rows])).log_prob(true_n[rows])
+        Categorical(mask_specials(logits, no_end[rows])).log_prob(true_n[rows])
         for rows, (logits,) in Columns(network).pieces(modality, hidden)
     ]
     log_prob_bn = torch.cat(log_prob_n).cpu().numpy().reshape(len(tokens_bT), -1)

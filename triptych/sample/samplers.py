@@ -33,7 +33,7 @@ from torch import Tensor
 
 from triptych.diffusion.schedule import Cosine, Linear, Schedule
 from triptych.errors import UserError, did_you_mean
-from triptych.sample.batch import Callback, Group, Proposals, Propose, Purpose, Wants
+from triptych.sample.batch import Callback, Proposals, Propose, Purpose, RequestBatch, Wants
 
 # B requests, T positions
 
@@ -49,7 +49,7 @@ _ETA: dict[Variant, float] = {"cap": 0.008, "rescale": 0.015}  # what ReMDM's au
 
 def ancestral(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None,
     *,
     schedule: Schedule = LINEAR,
@@ -73,7 +73,7 @@ def ancestral(
 
 def first_hitting(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None = None,
     *,
     block_length: int | None = None,
@@ -89,7 +89,7 @@ def first_hitting(
 
 def random_order(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None,
     *,
     block_length: int | None = None,
@@ -104,7 +104,7 @@ def random_order(
 
 def remdm(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None,
     *,
     variant: Variant = "rescale",
@@ -144,7 +144,7 @@ def remdm(
 
 def low_confidence(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None,
     *,
     block_length: int | None = None,
@@ -164,7 +164,7 @@ def low_confidence(
 
 def maskgit(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None,
     *,
     choice_temperature: float = 4.5,
@@ -196,7 +196,7 @@ def maskgit(
 
 def threshold(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None = None,
     *,
     threshold: float = 0.9,
@@ -221,7 +221,7 @@ def threshold(
 
 def entropy_bounded(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None = None,
     *,
     gamma: float = 0.1,
@@ -255,7 +255,7 @@ def entropy_bounded(
 
 def blocks(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None,
     *,
     block_length: int = 32,
@@ -343,7 +343,7 @@ _Rule = Callable[[_Look, _Ask], tuple[Tensor, Tensor]]
 
 def _run(
     propose: Propose,
-    group: Group,
+    group: RequestBatch,
     steps: int | None,
     rule: _Rule,
     block_length: int | None,
@@ -404,7 +404,7 @@ def _asker(propose: Propose, tokens_BT: Tensor, step: int) -> _Ask:
     return ask
 
 
-def _at_random(group: Group) -> _Rule:
+def _at_random(group: RequestBatch) -> _Rule:
     """Equal numbers of random positions at every look, chosen before it."""
 
     def rule(look: _Look, ask: _Ask) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,7 @@ def _spread(cells: list[Cell], count: int | None) -> list[Cell]:
 
 def flops_per_token(member: RunConfig, vocabulary: Vocabulary, lengths: Lengths) -> float:
     """Of training, with the whole head, and twice where a step sees every token in two views."""
-    return flops(member.model, vocabulary, lengths.context).training * (2 if member.antimask else 1)
+    return flops(member.model, vocabulary, lengths.context).training * (2 if member.complementary_masks else 1)
 
 
 def cell_of(member: RunConfig, vocabulary: Vocabulary, lengths: Lengths, budget: float) -> Cell | None:

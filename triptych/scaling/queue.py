@@ -19,13 +19,13 @@ from triptych.scaling.grid import Cell
 from triptych.training.config import RunConfig, assignments
 from triptych.training.logging import read_records
 from triptych.training.setup import need_data
-from triptych.training.validate import Estimate, overall
+from triptych.training.validate import NelboEstimate, overall
 
 _GRID = "grid.json"
 
 
 @dataclass(frozen=True)
-class Planned:
+class GridRun:
     """A run of a grid, as a command."""
 
     key: str
@@ -46,14 +46,14 @@ class Planned:
         return ["train", self.recipe, *self.changes, "--out", str(folder / "runs" / self.name)]
 
 
-def planned(cell: Cell) -> Planned:
+def planned(cell: Cell) -> GridRun:
     """A cell as a change of its recipe."""
     name = cell.config.recipe
     changes = tuple(assignments(recipe(name), cell.config))
-    return Planned(cell.key, name, changes, cell.budget, cell.N, cell.D, cell.C, cell.config.num_steps)
+    return GridRun(cell.key, name, changes, cell.budget, cell.N, cell.D, cell.C, cell.config.num_steps)
 
 
-def write_grid(folder: Path, runs: Sequence[Planned]) -> None:
+def write_grid(folder: Path, runs: Sequence[GridRun]) -> None:
     """A grid that is there already is not replaced: its records would belong to none."""
     path, content = folder / _GRID, {"runs": [asdict(run) for run in runs]}
     text = json.dumps(content, indent=2) + "\n"
@@ -63,13 +63,13 @@ def write_grid(folder: Path, runs: Sequence[Planned]) -> None:
     write_atomically(path, text.encode())
 
 
-def read_grid(folder: Path) -> list[Planned]:
+def read_grid(folder: Path) -> list[GridRun]:
     path = folder / _GRID
     if not path.is_file():
         raise UserError(f"{folder} holds no grid. Plan one with: triptych plan grid RECIPE --out {folder}")
     try:
         content = json.loads(path.read_text())
-        found = [Planned(**{**run, "changes": tuple(run["changes"])}) for run in content["runs"]]
+        found = [GridRun(**{**run, "changes": tuple(run["changes"])}) for run in content["runs"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is not a grid that `triptych plan grid` wrote ({error}).") from error
     if not found:
@@ -84,7 +84,7 @@ def check_run(config: RunConfig) -> None:
         raise UserError("the runs of a grid are compared on held-out data: add validation_data=FOLDER,FOLDER.")
 
 
-def result(folder: Path, run: Planned) -> dict[str, Any]:
+def result(folder: Path, run: GridRun) -> dict[str, Any]:
     """What a run came to that has had all its steps: tokens as they were, and final losses."""
     path = folder / "runs" / run.name / "records.jsonl"
     events = read_records(path)
@@ -92,7 +92,7 @@ def result(folder: Path, run: Planned) -> dict[str, Any]:
     last = [event for event in events if event["kind"] == "validation" and event["step"] == run.num_steps]
     if not last:
         raise DataError(f"{path} has no validation after step {run.num_steps}.")
-    estimates = {name: Estimate(**values) for name, values in last[-1]["nelbo"].items()}
+    estimates = {name: NelboEstimate(**values) for name, values in last[-1]["nelbo"].items()}
     return {
         "D": tokens,
         "C": run.C / run.D * tokens,

@@ -16,7 +16,7 @@ from triptych.utils.trials import Trial, run_trials
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     num_runs: int
     num_done: int
     """By anyone."""
@@ -24,7 +24,7 @@ class Swept:
     """By run, why it ended without a result here. Its checkpoints are kept."""
 
 
-def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], None] = print) -> Swept:
+def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], None] = print) -> SweepResult:
     """Take runs until none is left that nobody is at. `options` are those of `triptych train`."""
     runs = {run.key: run for run in read_grid(folder)}
     first = next(iter(runs.values()))
@@ -47,7 +47,7 @@ def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], Non
 
     trials = [Trial(run.key, {"budget": run.budget}) for run in runs.values()]
     done = run_trials(folder, trials, train, report)
-    return Swept(len(runs), len(done), failed)
+    return SweepResult(len(runs), len(done), failed)
 
 
 def _do(command: Sequence[str], log: Path) -> tuple[int, str]:

@@ -27,7 +27,7 @@ from triptych.scenes.grammar import CATEGORIES
 from triptych.scenes.image import draw, place
 from triptych.scenes.judge import read, shows, tells
 from triptych.scenes.samples import SPLITS, scene_sample
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.vocab import Task
 
 _LEAST_FOR_KID = 5 * SUBSET  # pictures: of fewer, subsets would be nearly the same
@@ -229,7 +229,7 @@ def _questions(
     report(f"question answering: {found.scores['question answering']}")
 
 
-def _spoken(n: int, split: str) -> tuple[list[str], list[Sound]]:
+def _spoken(n: int, split: str) -> tuple[list[str], list[Audio]]:
     samples = [scene_sample(Task.AUDIO_TEXT, split, index) for index in range(n)]
     return [sample.text for sample in samples], [sample.sound for sample in samples if sample.sound is not None]
 
@@ -253,7 +253,7 @@ def _text_to_speech(
     pipe: Pipeline, n: int, split: str, seed: int, found: Examination, report: Report, settings: dict[str, Any]
 ) -> None:
     texts, sounds = _spoken(n, split)
-    said: list[Sound] = []
+    said: list[Audio] = []
     for batch in _batches(n):
         said += pipe.speak([texts[i] for i in batch], seed=seed + batch.start, **settings)
         report(f"  spoken {len(said)} of {n}")

@@ -50,7 +50,7 @@ CATEGORIES = ("single object", "two objects", "counting", "colours", "position",
 
 
 @dataclass(frozen=True, order=True)
-class Group:
+class ObjectGroup:
     """Some things of one kind: three foxes, one red heart."""
 
     kind: str
@@ -71,7 +71,7 @@ class Group:
 class Scene:
     """One group, or two of different looks; `relation` says where the first stands as seen from the second."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ObjectGroup, ...]
     relation: str | None = None
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ def _splits_of_one_group() -> dict[str, str]:
     by_category: dict[str, list[str]] = {}
     for kind, count in itertools.product(KINDS, NUMBERS):
         for colour in COLOURS if kind in COLOURED_KINDS else (None,):
-            scene = Scene((Group(kind, colour, count),))
+            scene = Scene((ObjectGroup(kind, colour, count),))
             by_category.setdefault(scene.category, []).append(scene.composition)
     splits = {}
     for compositions in by_category.values():
@@ -166,7 +166,7 @@ def _sample_of_category(rng: np.random.Generator, category: str) -> Scene:
             return scene
 
 
-def _two_groups(rng: np.random.Generator, kinds: dict[str, str]) -> tuple[Group, Group]:
+def _two_groups(rng: np.random.Generator, kinds: dict[str, str]) -> tuple[ObjectGroup, ObjectGroup]:
     """Two groups that look different: mostly one thing each, else one or two."""
     counts = [1, 1] if rng.random() < 0.6 else rng.integers(1, 3, size=2).tolist()
     while True:
@@ -175,16 +175,16 @@ def _two_groups(rng: np.random.Generator, kinds: dict[str, str]) -> tuple[Group,
             return first, second
 
 
-def _sample_group(rng: np.random.Generator, kinds: dict[str, str], count: int = 1) -> Group:
+def _sample_group(rng: np.random.Generator, kinds: dict[str, str], count: int = 1) -> ObjectGroup:
     kind = list(kinds)[rng.integers(len(kinds))]
     colour = COLOURS[rng.integers(len(COLOURS))] if kind in COLOURED_KINDS else None
-    return Group(kind, colour, count)
+    return ObjectGroup(kind, colour, count)
 
 
 # -- saying scenes ----------------------------------------------------------------------------------------------------
 
 
-def say_group(group: Group) -> str:
+def say_group(group: ObjectGroup) -> str:
     """ "a red heart", "an owl", "three foxes"."""
     words = ([group.colour] if group.colour else []) + [group.kind if group.count == 1 else KINDS[group.kind]]
     if group.count > 1:
@@ -232,7 +232,7 @@ def questions(scene: Scene) -> list[tuple[str, str]]:
     return found
 
 
-def _say_the(group: Group) -> str:
+def _say_the(group: ObjectGroup) -> str:
     words = ([group.colour] if group.colour else []) + [group.kind if group.count == 1 else KINDS[group.kind]]
     return " ".join(["the", *words])
 
@@ -330,9 +330,9 @@ def parse(text: str) -> Scene | None:
     return None
 
 
-def _read_group(match: re.Match[str]) -> Group:
+def _read_group(match: re.Match[str]) -> ObjectGroup:
     kind, count = _KIND_OF[match["kind"]], _COUNT_OF[match["count"]]
     agrees = match["kind"] == (kind if count == 1 else KINDS[kind])
     if not agrees:
         raise UserError(f"number and noun disagree in {match[0]!r}.")
-    return Group(kind, match["colour"], count)
+    return ObjectGroup(kind, match["colour"], count)

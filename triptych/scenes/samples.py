@@ -10,7 +10,7 @@ from triptych.scenes import grammar
 from triptych.scenes.grammar import Scene
 from triptych.scenes.image import Placed, draw, place
 from triptych.scenes.speech import speak
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.vocab import Task
 
 SPLITS = ("train", "validation", "test")
@@ -34,7 +34,7 @@ class SceneSample:
     text: str
     things: tuple[Placed, ...] = ()
     image: Image.Image | None = None
-    sound: Sound | None = None
+    sound: Audio | None = None
 
 
 def scene_sample(task: Task, split: str, index: int, seed: int = 0) -> SceneSample:

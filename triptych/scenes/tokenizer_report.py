@@ -11,7 +11,7 @@ from triptych.eval.image import psnr
 from triptych.scenes.image import PICTURE
 from triptych.scenes.judge import score
 from triptych.scenes.samples import scene_sample
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.vocab import Task
@@ -75,7 +75,7 @@ def _round_trip(bundle: TokenizerBundle, pictures: Sequence[Image.Image]) -> lis
     return [new if new.size == old.size else new.resize(old.size) for new, old in zip(rebuilt, pictures)]
 
 
-def _hear(sounds: Sequence[Sound], report: Callable[[str], None], portion: int = 25) -> list[str]:
+def _hear(sounds: Sequence[Audio], report: Callable[[str], None], portion: int = 25) -> list[str]:
     heard: list[str] = []
     for start in range(0, len(sounds), portion):
         heard += transcribe(sounds[start : start + portion])

@@ -15,19 +15,19 @@ from triptych.training.config import RunConfig, to_json
 from triptych.training.logging import environment
 from triptych.utils.trials import Trial, run_trials
 
-Records = Sequence[dict[str, Any]]
-CarryOut = Callable[[argparse.Namespace, RunConfig, TokenizerBundle], bool]
+StudyRecords = Sequence[dict[str, Any]]
+RunStudy = Callable[[argparse.Namespace, RunConfig, TokenizerBundle], bool]
 
 
 @dataclass(frozen=True)
 class Study:
     describe: Callable[[argparse.ArgumentParser], None]
     """Adds the arguments that decide which trials there are."""
-    carry_out: CarryOut
+    run: RunStudy
     """Does what is not recorded yet, with runs of the family whose base is given; returns whether all is there now."""
-    findings: Callable[[Records], list[str]]
+    findings: Callable[[StudyRecords], list[str]]
     """What the records say, a sentence a line."""
-    draw: Callable[[Records, Path], None]
+    draw: Callable[[StudyRecords, Path], None]
     fixed: Callable[[argparse.Namespace], dict[str, Any]] = lambda args: {}
     """Of the arguments, those that all trials of a folder must share, for findings do not tell them apart."""
     base: Callable[[], RunConfig] = family
@@ -37,14 +37,14 @@ class Study:
 def grid(
     trials: Callable[[argparse.Namespace], list[Trial]],
     run: Callable[[Trial, RunConfig, TokenizerBundle], dict[str, Any]],
-) -> CarryOut:
+) -> RunStudy:
     """A study whose trials are all known from the beginning."""
 
-    def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+    def run_grid(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
         wanted = trials(args)
         return run_trials(args.out, wanted, lambda trial: run(trial, config, bundle)).keys() == {t.key for t in wanted}
 
-    return carry_out
+    return run_grid
 
 
 def join(folder: Path, name: str, config: RunConfig, options: dict[str, Any]) -> None:

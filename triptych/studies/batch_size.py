@@ -21,8 +21,8 @@ from triptych.cli.args import positive, whole_number, whole_numbers
 from triptych.errors import UserError
 from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, member
 from triptych.scaling.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
-from triptych.studies.base import Records, Study, grid
-from triptych.studies.in_memory import train_briefly
+from triptych.studies.base import Study, StudyRecords, grid
+from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.utils.plotting import pyplot, save
@@ -76,10 +76,10 @@ def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str
             transfer=replace(config.transfer, scales_decay=False),
             optimizer=replace(values, weight_decay=values.weight_decay * kappa**0.5),
         )
-    return {**train_briefly(config, bundle).as_json, "num_steps": config.num_steps}
+    return {**train_in_memory(config, bundle).as_json, "num_steps": config.num_steps}
 
 
-def losses(records: Records, way: str) -> dict[int, list[float]]:
+def losses(records: StudyRecords, way: str) -> dict[int, list[float]]:
     """By batch size, of all seeds."""
     found: dict[int, list[float]] = {}
     for record in records:
@@ -94,7 +94,7 @@ def spread(by_batch: dict[int, list[float]], largest: float) -> float:
     return max(means) - min(means)
 
 
-def seed_std(records: Records) -> float:
+def seed_std(records: StudyRecords) -> float:
     """How much a loss changes with the seed, with the rule: pooled over batches, without runs that diverged."""
     groups = losses(records, "sde").values()
     finite = [values for values in groups if len(values) > 1 and all(map(math.isfinite, values))]
@@ -102,7 +102,7 @@ def seed_std(records: Records) -> float:
     return math.sqrt(sum(float(np.var(values)) * len(values) for values in finite) / freedom) if freedom else math.nan
 
 
-def _critical(records: Records, delta: float) -> CriticalBatch:
+def _critical(records: StudyRecords, delta: float) -> CriticalBatch:
     mine = [record for record in records if record["way"] == "sde" and record["loss"] is not None]
     if not mine:
         raise UserError("no run with the rule has ended well: there is no critical batch size to find yet.")
@@ -111,7 +111,7 @@ def _critical(records: Records, delta: float) -> CriticalBatch:
     return bootstrap(sequences, steps, nats, delta, huber=noise if noise > 0 else HUBER_NATS)
 
 
-def _findings(records: Records) -> list[str]:
+def _findings(records: StudyRecords) -> list[str]:
     found = [f"critical batch size at {delta:.0%}, in sequences: {_critical(records, delta)}" for delta in DELTAS]
     critical = _critical(records, DELTAS[-1])
     largest, up_to = math.inf, "all batch sizes"
@@ -126,7 +126,7 @@ def _findings(records: Records) -> list[str]:
     return found
 
 
-def _draw(records: Records, path: Path) -> None:
+def _draw(records: StudyRecords, path: Path) -> None:
     plt = pyplot()
     figure, panel = plt.subplots(figsize=(5.6, 3.6))
     names = {

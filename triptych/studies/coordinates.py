@@ -23,7 +23,7 @@ from triptych.data.loader import Loader
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer
 from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, member
-from triptych.studies.base import Records, Study, grid
+from triptych.studies.base import StudyRecords, Study, grid
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.ranks import Ranks
@@ -90,13 +90,13 @@ def _activations(model: Transformer, inputs: Any) -> dict[str, list[Tensor]]:
     return kept
 
 
-def slope(records: Records, axis: str, part: str, what: str, steps: int) -> float:
+def slope(records: StudyRecords, axis: str, part: str, what: str, steps: int) -> float:
     """Of log size against log width or layers, over trials that differ in it; means over seeds."""
     points = _points(records, axis, part, what, steps)
     return float(np.polyfit(np.log(list(points)), np.log(list(points.values())), 1)[0])
 
 
-def _points(records: Records, axis: str, part: str, what: str, steps: int) -> dict[int, float]:
+def _points(records: StudyRecords, axis: str, part: str, what: str, steps: int) -> dict[int, float]:
     """Geometric mean over seeds by width or layers."""
     found: dict[int, list[float]] = {}
     for record in records:
@@ -143,7 +143,7 @@ def _asked(part: str) -> list[str]:
     return ["change"] if part == "logits" else ["size", "change"]
 
 
-def _worst(records: Records, rule: str, axis: str) -> dict[str, float]:
+def _worst(records: StudyRecords, rule: str, axis: str) -> dict[str, float]:
     """By part and what is measured: the slope farthest from 0 after 1 to the last step."""
     mine = [record for record in records if (record["rule"], record["axis"]) == (rule, axis)]
     if len({record[axis] for record in mine}) < 2:
@@ -156,7 +156,7 @@ def _worst(records: Records, rule: str, axis: str) -> dict[str, float]:
     }
 
 
-def _findings(records: Records) -> list[str]:
+def _findings(records: StudyRecords) -> list[str]:
     found = []
     for axis in ("width", "layers"):
         for rule in RULES:
@@ -169,7 +169,7 @@ def _findings(records: Records) -> list[str]:
     return found
 
 
-def _draw(records: Records, path: Path) -> None:
+def _draw(records: StudyRecords, path: Path) -> None:
     plt = pyplot()
     figure, panels = plt.subplots(4, len(PARTS), figsize=(13, 9.5), squeeze=False, layout="constrained")
     for line, (axis, rule) in enumerate((axis, rule) for axis in ("width", "layers") for rule in RULES):

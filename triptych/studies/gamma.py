@@ -19,8 +19,8 @@ from triptych.cli.args import numbers, whole_number
 from triptych.errors import UserError
 from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, member
 from triptych.scaling.drift_horizon import DriftHorizon, direct_gamma, direct_interval, fit_drift_horizon
-from triptych.studies.base import Records, Study, grid
-from triptych.studies.in_memory import train_briefly
+from triptych.studies.base import Study, StudyRecords, grid
+from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.utils.plotting import pyplot, save
@@ -58,10 +58,10 @@ def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str
     # With gamma = 0 kappa is the ratio of batches alone.
     config = replace(config, transfer=replace(config.transfer, base_batch=asked["virtual_batch"], gamma=0.0))
     assert config.resolved.sde is not None
-    return {**train_briefly(config, bundle).as_json, "virtual_steps": config.resolved.sde.virtual_steps}
+    return {**train_in_memory(config, bundle).as_json, "virtual_steps": config.resolved.sde.virtual_steps}
 
 
-def _columns(records: Records) -> tuple[list[float], list[float], list[float]]:
+def _columns(records: StudyRecords) -> tuple[list[float], list[float], list[float]]:
     """Virtual steps, virtual batches and losses of the runs that did not diverge."""
     kept = [record for record in records if record["loss"] is not None]
     return tuple([record[name] for record in kept] for name in ("virtual_steps", "virtual_batch", "loss"))  # type: ignore[return-value]
@@ -82,7 +82,7 @@ def _law(columns: tuple[list[float], list[float], list[float]]) -> DriftHorizon 
     return found if found.is_identified and found.fit.held_out_mre < _DESCRIBES else None
 
 
-def _findings(records: Records) -> list[str]:
+def _findings(records: StudyRecords) -> list[str]:
     columns = _columns(records)
     law, direct = _law(columns), direct_gamma(*columns, neighbours=1)
     if law is None:
@@ -107,7 +107,7 @@ def _findings(records: Records) -> list[str]:
     return found
 
 
-def _draw(records: Records, path: Path) -> None:
+def _draw(records: StudyRecords, path: Path) -> None:
     plt = pyplot()
     figure, panel = plt.subplots(figsize=(5.6, 3.8))
     columns = _columns(records)

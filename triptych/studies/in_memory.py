@@ -12,7 +12,7 @@ from triptych.data.loader import Loader
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.step import build_model, build_optimizer, train_step
-from triptych.training.validate import HeldOut, overall
+from triptych.training.validate import Validator, overall
 
 _LAST = 0.1  # share of the run whose training loss is averaged
 _POINTS = 40  # of a training curve, at most
@@ -46,7 +46,7 @@ class Outcome:
         }
 
 
-def train_briefly(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
+def train_in_memory(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
     """Train a run from its beginning to its end. Numbers that are not finite end it: it diverged."""
     began = time.monotonic()
     device = torch.device("cpu")
@@ -61,7 +61,7 @@ def train_briefly(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
             seen.append(tokens)
             if sums.skipped or not math.isfinite(sums.loss):
                 return Outcome(diverged=True, tokens=tokens, seconds=time.monotonic() - began)
-    held_out = HeldOut(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
+    held_out = Validator(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
     estimates = held_out.estimate(model, device)
     found = {name: each.nats_per_token for name, each in estimates.items()}
     found["all"] = overall(estimates)

@@ -64,9 +64,9 @@ class Landscape:
     def distance(self, names_free: Sequence[str]) -> np.ndarray:
         """How far each trial is from the cut through the optimum along these names, in lengths of the kernel."""
         lengths = self.process.kernel_.k1.k2.length_scale
-        apart = (self._scaled(self.points) - self._scaled(self._star[None])) / lengths
-        apart[:, [self.names.index(name) for name in names_free]] = 0.0
-        return np.sqrt((apart**2).sum(1))
+        distance = (self._scaled(self.points) - self._scaled(self._star[None])) / lengths
+        distance[:, [self.names.index(name) for name in names_free]] = 0.0
+        return np.sqrt((distance**2).sum(1))
 
     @property
     def _star(self) -> np.ndarray:

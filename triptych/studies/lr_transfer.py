@@ -10,8 +10,8 @@ import numpy as np
 from triptych.cli.args import numbers, positive, whole_number, whole_numbers
 from triptych.errors import UserError, did_you_mean
 from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, TUNED, member
-from triptych.studies.base import Records, Study, grid
-from triptych.studies.in_memory import train_briefly
+from triptych.studies.base import Study, StudyRecords, grid
+from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.utils.plotting import pyplot, save
@@ -57,10 +57,10 @@ def trials(args: argparse.Namespace) -> list[Trial]:
 
 
 def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
-    return train_briefly(member(run, **trial.settings), bundle).as_json
+    return train_in_memory(member(run, **trial.settings), bundle).as_json
 
 
-def curves(records: Records, rule: str) -> dict[tuple[int, int], dict[float, float]]:
+def curves(records: StudyRecords, rule: str) -> dict[tuple[int, int], dict[float, float]]:
     """By shape: mean loss over seeds by learning rate; infinite where a seed diverged."""
     found: dict[tuple[int, int], dict[float, list[float]]] = {}
     for record in records:
@@ -89,7 +89,7 @@ def lowest_rate(curve: dict[float, float]) -> float:
     return float(np.exp(-slope / (2 * bend))) if bend > 0 else best
 
 
-def _findings(records: Records) -> list[str]:
+def _findings(records: StudyRecords) -> list[str]:
     found = []
     if not any((record["width"], record["layers"]) == (BASE_WIDTH, BASE_LAYERS) for record in records):
         raise UserError("the base has not been run yet, with which all are compared.")
@@ -109,7 +109,7 @@ def _findings(records: Records) -> list[str]:
     return found
 
 
-def _draw(records: Records, path: Path) -> None:
+def _draw(records: StudyRecords, path: Path) -> None:
     plt = pyplot()
     figure, panels = plt.subplots(1, len(RULES), figsize=(9, 3.6), sharey=True)
     for panel, rule in zip(panels, RULES):

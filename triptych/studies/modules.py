@@ -17,12 +17,12 @@ from triptych.cli.args import positive, whole_number
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer, tagged_parameters
 from triptych.recipes.proxy import member
-from triptych.studies.base import Records, Study
-from triptych.studies.in_memory import train_briefly
+from triptych.studies.base import Study, StudyRecords
+from triptych.studies.in_memory import train_in_memory
 from triptych.studies.search_modules import (
     INCUMBENT,
     VALUES,
-    Estimate,
+    MeanEstimate,
     ModuleSearch,
     State,
     compare,
@@ -34,7 +34,7 @@ from triptych.studies.search_modules import (
 )
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
-from triptych.transfer.per_module import PRESETS, Table, table_named
+from triptych.transfer.per_module import MULTIPLIER_TABLES, Table, table_named
 from triptych.utils import trials
 from triptych.utils.plotting import pyplot, save
 
@@ -65,7 +65,7 @@ def _factor(text: str) -> float:
     return found
 
 
-def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
     config = member(config)
     with torch.device("meta"):
         model = Transformer(config.model, bundle.vocabulary)
@@ -79,17 +79,17 @@ def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
         "seed": args.seed,
     }
     search = _search(settings)
-    records = trials.Records(args.out)
+    records = trials.TrialRecords(args.out)
     with records.claim(SEARCH) as is_ours:
         if is_ours:
             records.add({"key": SEARCH, **settings})
 
     def evaluate(table: Table, seed: int) -> float:
-        return train_briefly(configured(config, table, seed, args.out / "tables"), bundle).loss
+        return train_in_memory(configured(config, table, seed, args.out / "tables"), bundle).loss
 
     found = search.table(search_modules(search, evaluate, args.out, args.rounds).incumbent)
     found.save(args.out / "table.json")
-    others = {name: _usable(PRESETS[name], config.optimizer.beta1, config.optimizer.beta2) for name in OTHERS}
+    others = {name: _usable(MULTIPLIER_TABLES[name], config.optimizer.beta1, config.optimizer.beta2) for name in OTHERS}
     compare({**others, "found": found}, evaluate, args.out, args.seeds)
     return True
 
@@ -110,12 +110,12 @@ def _search(settings: dict[str, Any]) -> ModuleSearch:
     return ModuleSearch(roles=tuple(settings["roles"]), start=Table.from_json(settings["start"]), **own)
 
 
-def _replay(records: Records) -> tuple[ModuleSearch, State]:
+def _replay(records: StudyRecords) -> tuple[ModuleSearch, State]:
     search = _search(next(record for record in records if record["key"] == SEARCH))
     return search, state(search, [record for record in records if "x" in record])
 
 
-def estimates(records: Records) -> dict[str, Estimate]:
+def estimates(records: StudyRecords) -> dict[str, MeanEstimate]:
     """Of every table that was compared with the one that the search came to, on the seeds that all have had."""
     search, now = _replay(records)
     searched = f"compare-found-{digest(search.table(now.incumbent))}-"
@@ -128,10 +128,10 @@ def estimates(records: Records) -> dict[str, Estimate]:
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found.values())))
     if len(seeds) < 2:
         raise UserError("what the search has found is not compared yet: run the study to its end.")
-    return {name: Estimate(tuple(by_seed[seed] for seed in seeds)) for name, by_seed in found.items()}
+    return {name: MeanEstimate(tuple(by_seed[seed] for seed in seeds)) for name, by_seed in found.items()}
 
 
-def _findings(records: Records) -> list[str]:
+def _findings(records: StudyRecords) -> list[str]:
     _, now = _replay(records)
     accepted = [each.accepted for each in now.rounds if each.accepted is not None]
     searched = sum("x" in record for record in records)
@@ -143,7 +143,7 @@ def _findings(records: Records) -> list[str]:
     ]
     compared = estimates(records)
     settings = next(record for record in records if record["key"] == SEARCH)
-    if _usable(PRESETS["paper"], settings["beta1"], settings["beta2"]) != PRESETS["paper"]:
+    if _usable(MULTIPLIER_TABLES["paper"], settings["beta1"], settings["beta2"]) != MULTIPLIER_TABLES["paper"]:
         found.append(f"paper: multipliers of 1 - beta cut to keep betas positive (here beta1 is {settings['beta1']:g})")
     for name, each in compared.items():
         found.append(
@@ -156,7 +156,7 @@ def _findings(records: Records) -> list[str]:
     return found
 
 
-def _draw(records: Records, path: Path) -> None:
+def _draw(records: StudyRecords, path: Path) -> None:
     plt = pyplot()
     search, now = _replay(records)
     figure = plt.figure(figsize=(11, 6.4), layout="constrained")
@@ -185,7 +185,7 @@ def _draw_rounds(panel: Any, now: State) -> None:
     panel.set_ylabel("held-out nats per token")
 
 
-def _draw_comparison(panel: Any, compared: dict[str, Estimate]) -> None:
+def _draw_comparison(panel: Any, compared: dict[str, MeanEstimate]) -> None:
     for number, each in enumerate(compared.values()):
         finite = [loss for loss in each.losses if math.isfinite(loss)]
         panel.plot(finite, [number] * len(finite), ".", ms=4, color="#8d99ae")
@@ -221,4 +221,4 @@ def _fixed(args: argparse.Namespace) -> dict[str, Any]:
     return {"proposals": args.proposals, "radius": args.radius, "seed": args.seed, "start": start}
 
 
-STUDY = Study(_describe, _carry_out, _findings, _draw, _fixed)
+STUDY = Study(_describe, _run_study, _findings, _draw, _fixed)

@@ -24,8 +24,8 @@ from triptych.scaling.parabola import Bottom, bottom
 from triptych.scaling.published import PUBLISHED
 from triptych.scaling.report import coefficients_line, comparison_line, errors_line
 from triptych.scaling.runs import Runs, runs_of
-from triptych.studies.base import Records, Study
-from triptych.studies.in_memory import train_briefly
+from triptych.studies.base import Study, StudyRecords
+from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.utils.plotting import pyplot, save
@@ -52,7 +52,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=whole_number, default=1)
 
 
-def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
     lengths = Lengths.of(gather(config, bundle.vocabulary).lengths)
     members = [of_width(config, width, seed) for seed in range(args.seeds) for width in args.widths]
     budgets = budgets_between(args.low, args.high, args.budgets)
@@ -62,7 +62,7 @@ def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBund
     def run(trial: Trial) -> dict[str, Any]:
         cell = planned[trial.key]
         print(f"{trial.key}: {cell.config.num_steps:,} steps, {cell.D:.3g} tokens", flush=True)
-        outcome = train_briefly(cell.config, bundle)
+        outcome = train_in_memory(cell.config, bundle)
         counted = {"N": cell.N, "D": outcome.tokens, "C": cell.C / cell.D * outcome.tokens}
         return {**outcome.as_json, **counted, "curve": outcome.curve}
 
@@ -86,11 +86,11 @@ def carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBund
 # -- what the records say ---------------------------------------------------------------------------------------------
 
 
-def _kept(records: Records) -> list[dict[str, Any]]:
+def _kept(records: StudyRecords) -> list[dict[str, Any]]:
     return sorted((each for each in records if each["loss"] is not None), key=lambda each: (each["C"], each["N"]))
 
 
-def runs(records: Records) -> Runs:
+def runs(records: StudyRecords) -> Runs:
     kept = _kept(records)
     return runs_of(("N", "D"), *([each[name] for each in kept] for name in ("N", "D", "loss", "C")))
 
@@ -100,7 +100,7 @@ def _budget(record: dict[str, Any]) -> float:
     return float(f"{record['budget']:.4g}")
 
 
-def bottoms(records: Records) -> dict[float, Bottom]:
+def bottoms(records: StudyRecords) -> dict[float, Bottom]:
     """The best size of each budget by a parabola through the best run and its neighbours, without any law."""
     found = {}
     for budget in sorted({_budget(each) for each in records}):
@@ -114,7 +114,7 @@ def bottoms(records: Records) -> dict[float, Bottom]:
     return found
 
 
-def _findings(records: Records) -> list[str]:
+def _findings(records: StudyRecords) -> list[str]:
     table, kept = runs(records), _kept(records)
     cost = FlopsPerToken.of(table)
     both = [fit(form, table) for form in (JOINT, ADDITIVE)]
@@ -167,7 +167,7 @@ def _seed_line(table: Runs) -> list[str]:
     return [f"another seed changes the loss by {spread:.2%} (standard deviation, {len(several)} pairs of runs)"]
 
 
-def _forecast_lines(kept: Records, largest: float) -> list[str]:
+def _forecast_lines(kept: StudyRecords, largest: float) -> list[str]:
     """What the laws say of the largest budget when they have not seen it."""
     below = [each for each in kept if _budget(each) < largest]
     last = [each for each in kept if _budget(each) == largest]
@@ -201,13 +201,13 @@ def _flatness_line(best: Fit, budgets: list[float], cost: FlopsPerToken) -> str:
     )
 
 
-def _modality_line(kept: Records, budgets: list[float]) -> str:
+def _modality_line(kept: StudyRecords, budgets: list[float]) -> str:
     first, last = (_best_run(kept, budget) for budget in (budgets[0], budgets[-1]))
     changes = (f"{name} {first['held_out'][name]:.2f} to {last['held_out'][name]:.2f}" for name in _MODALITIES)
     return f"from the best run of the smallest budget to that of the largest: {', '.join(changes)}"
 
 
-def _best_run(kept: Records, budget: float) -> dict[str, Any]:
+def _best_run(kept: StudyRecords, budget: float) -> dict[str, Any]:
     return min((each for each in kept if _budget(each) == budget), key=lambda each: each["loss"])
 
 
@@ -216,7 +216,7 @@ def _shown_sizes(table: Runs) -> list[float]:
     return [float(f"{size:.1g}") for size in np.geomspace(low, high, 3)]
 
 
-def _budget_line(budget: float, kept: Records, best: Fit, cost: FlopsPerToken, found: Bottom | None) -> str:
+def _budget_line(budget: float, kept: StudyRecords, best: Fit, cost: FlopsPerToken, found: Bottom | None) -> str:
     run = _best_run(kept, budget)
     law, parabola = line_search(best.law, budget, cost), ""
     by_law = "no size is best by the law"
@@ -230,7 +230,7 @@ def _budget_line(budget: float, kept: Records, best: Fit, cost: FlopsPerToken, f
     )
 
 
-def _draw(records: Records, path: Path) -> None:
+def _draw(records: StudyRecords, path: Path) -> None:
     table, kept = runs(records), _kept(records)
     cost = FlopsPerToken.of(table)
     best = compare(*(fit(form, table) for form in (JOINT, ADDITIVE))).better
@@ -254,4 +254,4 @@ def _draw(records: Records, path: Path) -> None:
     save(figure, path)
 
 
-STUDY = Study(_describe, carry_out, _findings, _draw, base=by_module)
+STUDY = Study(_describe, run, _findings, _draw, base=by_module)

@@ -18,8 +18,8 @@ from triptych.data.shards import write_atomically
 from triptych.errors import UserError
 from triptych.recipes.proxy import member
 from triptych.studies import landscape
-from triptych.studies.base import Records, Study
-from triptych.studies.in_memory import train_briefly
+from triptych.studies.base import Study, StudyRecords
+from triptych.studies.in_memory import train_in_memory
 from triptych.studies.search_global import NAMES, Ranges, Search, random_search, records_of, retest, tuned
 from triptych.studies.search_modules import pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -46,7 +46,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
     family = hashlib.sha256(json.dumps(to_json(config), sort_keys=True).encode()).hexdigest()[:12]
     search = Search(
         name=f"search-{family}",  # a database may hold those of several
@@ -56,9 +56,9 @@ def _carry_out(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
     )
 
     def evaluate(values: dict[str, float], seed: int) -> float:
-        return train_briefly(tuned(member(config), values, seed), bundle).loss
+        return train_in_memory(tuned(member(config), values, seed), bundle).loss
 
-    kept = trials.Records(args.out)
+    kept = trials.TrialRecords(args.out)
     here, stored = ({record["number"] for record in _trials(each)} for each in (list(kept), records_of(search)))
     if not here <= stored:
         raise UserError(
@@ -91,11 +91,11 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _trials(records: Records) -> list[dict[str, Any]]:
+def _trials(records: StudyRecords) -> list[dict[str, Any]]:
     return [record for record in records if "again" not in record]
 
 
-def _findings(records: Records) -> list[str]:
+def _findings(records: StudyRecords) -> list[str]:
     first = _trials(records)
     fitted = landscape.fit(first)
     lowest = min(first, key=lambda record: math.inf if record["loss"] is None else record["loss"])
@@ -126,8 +126,8 @@ def _findings(records: Records) -> list[str]:
     return found
 
 
-def _draw(records: Records, path: Path) -> None:
+def _draw(records: StudyRecords, path: Path) -> None:
     landscape.draw(landscape.fit(_trials(records)), path)
 
 
-STUDY = Study(_describe, _carry_out, _findings, _draw)
+STUDY = Study(_describe, _run_study, _findings, _draw)

@@ -35,7 +35,7 @@ import numpy as np
 from triptych.errors import DataError, UserError
 from triptych.training.config import RunConfig
 from triptych.transfer.per_module import Multipliers, Table
-from triptych.utils.trials import Records, Trial, run_trials
+from triptych.utils.trials import Trial, TrialRecords, run_trials
 
 Evaluate = Callable[[Table, int], float]
 """From multipliers and a seed to a loss; not finite if the run diverged."""
@@ -251,7 +251,7 @@ def search_modules(
     def run(trial: Trial) -> float:
         return evaluate(search.table(np.array(trial.settings["x"])), trial.settings["seed"])
 
-    records, reported = Records(folder), 0
+    records, reported = TrialRecords(folder), 0
     while True:
         now = state(search, records)
         for each in now.rounds[reported:]:
@@ -283,7 +283,7 @@ def configured(config: RunConfig, table: Table, seed: int, folder: Path) -> RunC
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     losses: tuple[float, ...]
 
     @property
@@ -302,10 +302,10 @@ class Estimate:
         return sum(map(math.isinf, self.losses))
 
 
-def gain(found: Estimate, baseline: Estimate) -> Estimate:
+def gain(found: MeanEstimate, baseline: MeanEstimate) -> MeanEstimate:
     """How much lower a table's loss is than another's, seed by seed: what seeds do to both cancels."""
     pairs = zip(baseline.losses, found.losses)
-    return Estimate(tuple(math.nan if math.isinf(a) and math.isinf(b) else a - b for a, b in pairs))
+    return MeanEstimate(tuple(math.nan if math.isinf(a) and math.isinf(b) else a - b for a, b in pairs))
 
 
 def compare(
@@ -316,7 +316,7 @@ def compare(
     seed: int = 0,
     report: Callable[[str], None] = print,
     wait_seconds: float = 5.0,
-) -> dict[str, Estimate]:
+) -> dict[str, MeanEstimate]:
     """Tables in runs that cost the same, on the same seeds, which no search has seen.
 
     The incumbent's own losses will not do: it was accepted for some of them.
@@ -334,7 +334,7 @@ def compare(
         return evaluate(tables[trial.settings["table"]], trial.settings["seed"])
 
     losses = _run_all(folder, trials, run, report, wait_seconds)
-    return {name: Estimate(tuple(losses[number :: len(tables)])) for number, name in enumerate(tables)}
+    return {name: MeanEstimate(tuple(losses[number :: len(tables)])) for number, name in enumerate(tables)}
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.errors import CheckpointError, DataError, UserError, require
-from triptych.tokenizers.base import Sound, Tokenizer, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.base import Audio, Tokenizer, hash_arrays, read_spec, write_spec
 from triptych.vocab import Modality
 
 # B batch, K codebooks, F frames, T samples
 
 
-def load_audio_tokenizer(folder: Path) -> Tokenizer[Sound]:
+def load_audio_tokenizer(folder: Path) -> Tokenizer[Audio]:
     """Load what `save` of a codec below, or of `MelRVQ`, wrote."""
     folder = Path(folder)
     match read_spec(folder, ["mel-rvq", "higgs", "dac"])["kind"]:
@@ -40,7 +40,7 @@ def load_audio_tokenizer(folder: Path) -> Tokenizer[Sound]:
             return Codec.load(folder)
 
 
-def resample(sound: Sound, rate: int) -> Sound:
+def resample(sound: Audio, rate: int) -> Audio:
     """The same sound at another rate: a windowed sinc, flat to 90 % of the lower Nyquist frequency."""
     if sound.rate == rate:
         return sound
@@ -56,7 +56,7 @@ def resample(sound: Sound, rate: int) -> Sound:
     window = firwin(2 * 64 * many + 1, 0.95 / many, window=("kaiser", 9.0))
     samples = resample_poly(sound.samples.astype(np.float64), up, down, window=window)
     expected = -(-len(sound.samples) * rate // sound.rate)
-    return Sound(np.clip(_of_length(samples, expected), -1, 1).astype(np.float32), rate)
+    return Audio(np.clip(_of_length(samples, expected), -1, 1).astype(np.float32), rate)
 
 
 def _of_length(samples: np.ndarray, length: int) -> np.ndarray:
@@ -64,7 +64,7 @@ def _of_length(samples: np.ndarray, length: int) -> np.ndarray:
     return np.pad(samples[:length], (0, max(0, length - len(samples))))
 
 
-def check_sound(sound: Sound, max_seconds: float) -> None:
+def check_sound(sound: Audio, max_seconds: float) -> None:
     """Refuse what no tokenizer can encode."""
     if sound.samples.ndim != 1 or not len(sound.samples) or not np.isfinite(sound.samples).all():
         raise DataError("a sound must be one channel of at least one sample, all finite.")
@@ -131,7 +131,7 @@ class Codec:
     def frame_rate(self) -> float:
         return self.network.rate / self.network.hop
 
-    def num_frames(self, sound: Sound) -> int:
+    def num_frames(self, sound: Audio) -> int:
         """Frames that cover the whole sound, in exact arithmetic: the last one may be partly silence."""
         return -(-len(sound.samples) * self.network.rate // (sound.rate * self.network.hop))
 
@@ -140,10 +140,10 @@ class Codec:
         return self
 
     @torch.no_grad()
-    def encode(self, items: Sequence[Sound]) -> list[np.ndarray]:
+    def encode(self, items: Sequence[Audio]) -> list[np.ndarray]:
         return [self._encode_one(sound) for sound in items]
 
-    def _encode_one(self, sound: Sound) -> np.ndarray:
+    def _encode_one(self, sound: Audio) -> np.ndarray:
         check_sound(sound, self.max_seconds)
         frames = self.num_frames(sound)
         wave = _of_length(resample(sound, self.network.rate).samples, frames * self.network.hop)
@@ -158,17 +158,17 @@ class Codec:
         return step * np.arange(self.num_codebooks)[:, None]
 
     @torch.no_grad()
-    def decode(self, ids: Sequence[np.ndarray]) -> list[Sound]:
+    def decode(self, ids: Sequence[np.ndarray]) -> list[Audio]:
         """Back to sound, at the codec's own rate. With offsets, ids in a wrong place are read modulo the size."""
         return [self._decode_one(np.asarray(row)) for row in ids]
 
-    def _decode_one(self, row: np.ndarray) -> Sound:
+    def _decode_one(self, row: np.ndarray) -> Audio:
         check_frames(row, self.num_codebooks, self.vocab_size)
         if not len(row):
-            return Sound(np.zeros(0, np.float32), self.network.rate)
+            return Audio(np.zeros(0, np.float32), self.network.rate)
         codes_KF = row.reshape(-1, self.num_codebooks).T.astype(np.int64) % self.network.codebook_size
         wave = self.network.decode(torch.from_numpy(codes_KF).to(self.network.model.device)).float().cpu().numpy()
-        return Sound(np.clip(_of_length(wave, codes_KF.shape[1] * self.network.hop), -1, 1), self.network.rate)
+        return Audio(np.clip(_of_length(wave, codes_KF.shape[1] * self.network.hop), -1, 1), self.network.rate)
 
     # -- saving -------------------------------------------------------------------------------------------------------
 

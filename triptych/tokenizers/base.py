@@ -15,7 +15,7 @@ from triptych.vocab import Modality
 
 
 @dataclass(frozen=True)
-class Sound:
+class Audio:
     """One channel of float32 samples in [-1, 1] and their rate in Hz."""
 
     samples: np.ndarray
@@ -66,7 +66,7 @@ class ImageTokenizer(Tokenizer[Image], Protocol):
     def tokens_per_image(self) -> int: ...
 
 
-class AudioTokenizer(Tokenizer[Sound], Protocol):
+class AudioTokenizer(Tokenizer[Audio], Protocol):
     """Sounds become frames of as many ids as there are codebooks."""
 
     @property

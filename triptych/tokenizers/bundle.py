@@ -15,7 +15,7 @@ from triptych.errors import CheckpointError, UserError, did_you_mean
 from triptych.tokenizers.base import AudioTokenizer, ImageTokenizer, Tokenizer, read_spec
 from triptych.vocab import Modality, Vocabulary
 
-EMBEDDED = {"scenes": Path(__file__).parent.parent / "assets" / "tokenizers"}
+BUILTIN_TOKENIZERS = {"scenes": Path(__file__).parent.parent / "assets" / "tokenizers"}
 """Bundles that come with the package, by name."""
 
 
@@ -42,9 +42,9 @@ class TokenizerBundle:
     @classmethod
     def load(cls, source: str | Path) -> "TokenizerBundle":
         """Open a saved bundle by its folder, or an embedded one by name ("scenes")."""
-        folder = EMBEDDED.get(str(source), Path(source))
+        folder = BUILTIN_TOKENIZERS.get(str(source), Path(source))
         if not folder.is_dir():
-            known = did_you_mean(str(source), list(EMBEDDED))
+            known = did_you_mean(str(source), list(BUILTIN_TOKENIZERS))
             raise UserError(f"{str(source)!r} is neither a folder nor the name of embedded tokenizers.{known}")
         if not (folder / "vocab.json").exists():
             raise CheckpointError(f"{folder} holds no tokenizers: vocab.json is missing.")

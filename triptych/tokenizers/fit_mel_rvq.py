@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.tokenizers.audio import resample
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.mel import MelConfig
 from triptych.tokenizers.mel_rvq import STACK, MelRVQ, SpectrumDecoder
 
@@ -18,7 +18,7 @@ Report = Callable[[str], None]
 
 
 def fit_mel_rvq(
-    sounds: Sequence[Sound],
+    sounds: Sequence[Audio],
     num_codebooks: int,
     codes: int = 1024,
     components: int = 96,
@@ -49,7 +49,7 @@ def fit_mel_rvq(
     return tokenizer
 
 
-def _whole_frames(sound: Sound, mel: MelConfig) -> Tensor:
+def _whole_frames(sound: Audio, mel: MelConfig) -> Tensor:
     samples = resample(sound, mel.rate).samples
     return torch.from_numpy(np.pad(samples, (0, -len(samples) % (mel.hop * STACK))).astype(np.float32))
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from triptych.errors import CheckpointError
 from triptych.tokenizers.audio import check_frames, check_sound, resample
-from triptych.tokenizers.base import Sound, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.base import Audio, hash_arrays, read_spec, write_spec
 from triptych.tokenizers.mel import MelConfig, griffin_lim
 from triptych.vocab import Modality
 
@@ -122,11 +122,11 @@ class MelRVQ:
     # -- ids ----------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def encode(self, items: Sequence[Sound]) -> list[np.ndarray]:
+    def encode(self, items: Sequence[Audio]) -> list[np.ndarray]:
         """Frame after frame, coarse to fine: 25 frames a second, at least 2, the last filled up with silence."""
         return [self.quantize(self.components(sound)).flatten().numpy().astype(np.int32) for sound in items]
 
-    def components(self, sound: Sound) -> Tensor:
+    def components(self, sound: Audio) -> Tensor:
         """The continuous features [N, C] that are quantised."""
         check_sound(sound, MAX_SECONDS)
         samples = torch.from_numpy(np.ascontiguousarray(resample(sound, self.mel.rate).samples, dtype=np.float32))
@@ -154,16 +154,16 @@ class MelRVQ:
     # -- sound --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def decode(self, ids: Sequence[np.ndarray]) -> list[Sound]:
+    def decode(self, ids: Sequence[np.ndarray]) -> list[Audio]:
         return [self._decode(np.asarray(row)) for row in ids]
 
-    def _decode(self, row: np.ndarray) -> Sound:
+    def _decode(self, row: np.ndarray) -> Audio:
         check_frames(row, self.num_codebooks, self.vocab_size)
         if not len(row):
-            return Sound(np.zeros(0, np.float32), self.mel.rate)
+            return Audio(np.zeros(0, np.float32), self.mel.rate)
         components = self.dequantize(torch.from_numpy(row.astype(np.int64)).view(-1, self.num_codebooks))
         samples = griffin_lim(self.magnitude(components), self.mel)
-        return Sound(samples.clamp(-1, 1).numpy(), self.mel.rate)
+        return Audio(samples.clamp(-1, 1).numpy(), self.mel.rate)
 
     def magnitude(self, components_NC: Tensor) -> Tensor:
         """[N, C] -> magnitude spectrum [T, F]."""

@@ -50,7 +50,7 @@ def run_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Modu
     return found
 
 
-def begin_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def init_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """The optimizer's state before its first step, which it would else make by itself: now it can be loaded into."""
     for _, parameter in model.named_parameters():
         optimizer.state[parameter] = {
@@ -85,7 +85,7 @@ class Saver:
 
     def __init__(self, folder: Path, keep: int, ranks: Ranks = Ranks()):  # noqa: B008 (frozen)
         self.folder, self.keep, self.ranks = folder, keep, ranks
-        self._beside = ranks.apart()
+        self._beside = ranks.new_group()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Saved] | None = None
         self._blocked = 0.0
@@ -107,7 +107,7 @@ class Saver:
         before = [self.finish()] if self._pending is not None else []
         began = time.monotonic()
         partial = self.folder / f"{_PARTIAL}{_name(step)}"
-        problem = self.ranks.from_first(_try_to_begin(self.folder, partial) if self.ranks.is_first else "")
+        problem = self.ranks.broadcast(_try_to_begin(self.folder, partial) if self.ranks.is_rank0 else "")
         if problem:
             return [*before, Saved(step, None, problem)]
         writing = dcp.async_save(
@@ -143,7 +143,7 @@ class Saver:
             mine = _reason(error)
         found, path = self._beside.gather(mine), None
         problem = next((each for each in found if isinstance(each, str)), "")
-        if self.ranks.is_first:
+        if self.ranks.is_rank0:
             try:
                 if not problem:
                     hashes = {name: value for each in found if isinstance(each, dict) for name, value in each.items()}
@@ -152,7 +152,7 @@ class Saver:
                 problem = _reason(error)
             if problem:
                 shutil.rmtree(partial, ignore_errors=True)
-        path, problem = self._beside.from_first((path, problem))
+        path, problem = self._beside.broadcast((path, problem))
         return Saved(state["step"], path, problem, seconds=time.monotonic() - began)
 
 
@@ -235,7 +235,7 @@ def check_writable(folder: Path) -> None:
 # -- finding and reading ----------------------------------------------------------------------------------------------
 
 
-class NotNow(CheckpointError):
+class CheckpointUnavailable(CheckpointError):
     """A checkpoint that may be whole, but cannot be used here and now: it is left where it is."""
 
 
@@ -254,7 +254,7 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
         try:
             verify(path)
             return path, bad
-        except NotNow:
+        except CheckpointUnavailable:
             raise
         except CheckpointError as error:
             aside = _set_aside(path)
@@ -280,7 +280,7 @@ def verify(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         if isinstance(manifest["version"], int) and manifest["version"] != _VERSION:
-            raise NotNow(
+            raise CheckpointUnavailable(
                 f"{path} is a checkpoint of version {manifest['version']}, and this software reads version {_VERSION}: "
                 "use the Triptych that wrote it, or begin anew with another --out."
             )
@@ -288,7 +288,7 @@ def verify(path: Path) -> dict[str, Any]:
             raise ValueError(f"it is a {manifest['format']}")
         expected: dict[str, str] = dict(manifest["sha256"])
         there = {each.name for each in path.iterdir()} - {_MANIFEST}
-    except NotNow:
+    except CheckpointUnavailable:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a whole checkpoint ({error!r}).") from error
@@ -370,7 +370,9 @@ def _sha256_or_reason(path: Path) -> str:
             return sha256(path)
         except OSError as error:  # a bad moment of the file system, and no damage
             if wait is None:
-                raise NotNow(f"{path} cannot be read ({_reason(error)}). Is the file system there?") from error
+                raise CheckpointUnavailable(
+                    f"{path} cannot be read ({_reason(error)}). Is the file system there?"
+                ) from error
             time.sleep(wait)
     raise AssertionError
 

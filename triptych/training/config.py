@@ -105,18 +105,20 @@ class GuardConfig:
     """Leave out a step whose loss is so many standard deviations above the mean of the last ones; None for never."""
     spike_window: int = 100
     """Steps that the mean looks back over, about; until there were as many, nothing is a spike."""
-    most_in_a_row: int = 10
+    max_consecutive_skips: int = 10
     """Steps left out one after the other, after which something has to happen: where they were spikes, the newest
     checkpoint's weights are taken and training goes on behind the data that spoiled them; where they were not finite,
     the run ends."""
-    most_rollbacks: int = 3
+    max_rollbacks: int = 3
     """How often that may happen in one run."""
 
     def __post_init__(self) -> None:
         if self.spike_sigmas is not None and not 0 < self.spike_sigmas < float("inf"):
             raise UserError(f"guard.spike_sigmas must be positive, or none, got {self.spike_sigmas!r}.")
-        if min(self.spike_window, self.most_in_a_row) < 1 or self.most_rollbacks < 0:
-            raise UserError("guard.spike_window and most_in_a_row must be at least 1, most_rollbacks at least 0.")
+        if min(self.spike_window, self.max_consecutive_skips) < 1 or self.max_rollbacks < 0:
+            raise UserError(
+                "guard.spike_window and max_consecutive_skips must be at least 1, max_rollbacks at least 0."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ class RunConfig:
     world: Literal["scenes"] | None = None
     """The embedded world all data are of: its words are then the only ones the model takes, and it is sampled with
     that world's presets."""
-    begin_with: str | None = None
+    init_from: str | None = None
     """A saved model, a folder or the name of an embedded one, whose weights a new run begins with. It must have the
     run's shape and tokenizers; the optimizer begins anew."""
     transfer: TransferConfig = field(default_factory=TransferConfig)
@@ -145,9 +147,9 @@ class RunConfig:
     corrupt: CorruptConfig = field(default_factory=CorruptConfig)
     norm: Norm = "sequence"
     """What the loss is a mean over."""
-    antimask: bool = False
+    complementary_masks: bool = False
     """Whether each step sees every sample twice, with complementary masks. For equal cost, halve the global batch."""
-    z_weight: float = 1e-5
+    z_loss_weight: float = 1e-5
     """Of the mean squared log-sum-exp over predicted positions."""
     ema_decay: float | None = None
     """Of a running mean of the weights, which is then what is validated and exported."""
@@ -157,7 +159,7 @@ class RunConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     log_every: int = 20
     save_every: int = 500
-    keep: int = 2
+    keep_last_checkpoints: int = 2
     """Checkpoints kept, the newest ones."""
     threads: int | None = None
     """Of the CPU; None for all."""
@@ -167,12 +169,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
-        if min(self.num_steps, self.log_every, self.save_every, self.keep) < 1:
-            raise UserError("num_steps, log_every, save_every and keep must be at least 1.")
+        if min(self.num_steps, self.log_every, self.save_every, self.keep_last_checkpoints) < 1:
+            raise UserError("num_steps, log_every, save_every and keep_last_checkpoints must be at least 1.")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UserError(f"ema_decay must lie between 0 and 1 or be none, got {self.ema_decay!r}.")
-        if not 0 <= self.z_weight <= _MOST_Z_WEIGHT:
-            raise UserError(f"z_weight must lie between 0 and {_MOST_Z_WEIGHT:g}, got {self.z_weight!r}.")
+        if not 0 <= self.z_loss_weight <= _MOST_Z_WEIGHT:
+            raise UserError(f"z_loss_weight must lie between 0 and {_MOST_Z_WEIGHT:g}, got {self.z_loss_weight!r}.")
         if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
             raise UserError(f"threads must lie between 1 and {_MOST_THREADS}, or be none for all, got {self.threads}.")
 
@@ -212,7 +214,7 @@ _FREE = {
     "": (
         "log_every",
         "save_every",
-        "keep",
+        "keep_last_checkpoints",
         "threads",
         "tensorboard",
         "validation",

@@ -123,7 +123,7 @@ class Watch:
         faulthandler.cancel_dump_traceback_later()
 
 
-class Spikes:
+class LossSpikeDetector:
     """Tells losses that are far above those of late, by a running mean and variance.
 
     Its state is a few numbers that are saved with the weights, so that a run that goes on decides as one that was not

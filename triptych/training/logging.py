@@ -22,7 +22,7 @@ class Listener(Protocol):
     def __call__(self, event: dict[str, Any]) -> None: ...
 
 
-class Records:
+class RunLog:
     """Appends events to a file and tells the listeners.
 
     After a resume the file still holds what came behind the checkpoint; `rewind` drops that, so that every step is
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Silent:
+class NullLog:
     """The records of ranks that keep none."""
 
     def __call__(self, kind: str, **fields: Any) -> None: ...

@@ -25,12 +25,12 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training import checkpoint as ckpt
 from triptych.training.config import to_json
 from triptych.training.distributed import is_divided, local, whole_model
-from triptych.training.guard import STOPS, Signals, Spikes, Watch
-from triptych.training.logging import Listener, Records, Silent, environment
+from triptych.training.guard import STOPS, LossSpikeDetector, Signals, Watch
+from triptych.training.logging import Listener, NullLog, RunLog, environment
 from triptych.training.meter import Meter
 from triptych.training.setup import Run, advice_without_memory
 from triptych.training.step import StepSums, train_step
-from triptych.training.validate import HeldOut
+from triptych.training.validate import Validator
 
 
 class Stopped(Exception):
@@ -74,7 +74,7 @@ def train(
         ):
             if run.restored is not None:
                 loader.restore({**run.restored["loader"], "step": run.step}, force=run.force)
-            held_out = HeldOut(
+            validator = Validator(
                 config.validation_data,
                 config.loader,
                 config.validation.sequences,
@@ -82,7 +82,7 @@ def train(
                 ranks=ranks,
             )
             records = _open_records(run, listeners, peak_flops)
-            trainer = _Trainer(run, bundle, loader, held_out, records, signals, watch, peak_flops, on_validation)
+            trainer = _Trainer(run, bundle, loader, validator, records, signals, watch, peak_flops, on_validation)
             with trainer.saving():
                 for step in loader:
                     trainer.do(step, last)
@@ -101,19 +101,19 @@ class _Trainer:
         run: Run,
         bundle: TokenizerBundle,
         loader: Loader,
-        held_out: HeldOut,
-        records: "Records | Silent",
+        validator: Validator,
+        records: "RunLog | NullLog",
         signals: Signals,
         watch: Watch,
         peak_flops: float | None,
         on_validation: Callable[[Run, Transformer], None] | None,
     ):
-        self.run, self.bundle, self.loader, self.held_out = run, bundle, loader, held_out
+        self.run, self.bundle, self.loader, self.validator = run, bundle, loader, validator
         self.records, self.signals, self.watch, self.on_validation = records, signals, watch, on_validation
         self.meter = Meter(run.config, bundle.vocabulary, records, peak_flops)
-        self.saver = ckpt.Saver(run.checkpoints, run.config.keep, run.ranks)
+        self.saver = ckpt.Saver(run.checkpoints, run.config.keep_last_checkpoints, run.ranks)
         guarded = (run.restored or {}).get("guard", {})
-        self.spikes = Spikes(run.config.guard, guarded.get("spikes"))
+        self.spikes = LossSpikeDetector(run.config.guard, guarded.get("spikes"))
         self.rollbacks = guarded.get("rollbacks", 0)
         self.left_out: list[dict[str, Any]] = guarded.get("left_out", [])  # the last steps in a row that were
         self.save_at = _next_multiple(run.step, run.config.save_every)
@@ -163,10 +163,10 @@ class _Trainer:
     def _validate(self) -> None:
         run = self.run
         if run.config.validation_data:
-            estimates = self.held_out.estimate(run.best, run.device)
+            estimates = self.validator.estimate(run.eval_model, run.device)
             self.records("validation", step=run.step, nelbo={name: e.as_json for name, e in estimates.items()})
         if run.ranks.any([self.on_validation is not None])[0]:
-            model = whole_model(run.best) if is_divided(run.best) else run.best
+            model = whole_model(run.eval_model) if is_divided(run.eval_model) else run.eval_model
             try:
                 if self.on_validation is not None:
                     self.on_validation(run, model)
@@ -237,15 +237,15 @@ class _Trainer:
         self.left_out.append(
             {"step": run.step, "why": sums.skipped, "loss": sums.loss, "grad_norm": norm, "samples": samples}
         )
-        if len(self.left_out) < guard.most_in_a_row:
+        if len(self.left_out) < guard.max_consecutive_skips:
             return
-        may_roll_back = self.rollbacks < guard.most_rollbacks
+        may_roll_back = self.rollbacks < guard.max_rollbacks
         if may_roll_back and all(each["why"] == "spike" for each in self.left_out) and self._roll_back():
             return
         if self.saver.is_busy:  # of good weights
             self._report(self.saver.finish())
         dump = run.folder / f"diverged-{run.step:08d}.json"
-        if run.ranks.is_first:
+        if run.ranks.is_rank0:
             with suppress(OSError):
                 write_atomically(dump, (json.dumps(_readable(self.left_out), indent=1) + "\n").encode())
         what = "was not finite" if sums.skipped == "not finite" else "was far above the mean"
@@ -260,12 +260,12 @@ class _Trainer:
         run = self.run
         if self.saver.is_busy:
             self._report(self.saver.finish())
-        path = run.ranks.on_first(lambda: _anchor(run.checkpoints))
+        path = run.ranks.run_on_rank0(lambda: _anchor(run.checkpoints))
         if path is None:
             return False
-        state = run.ranks.on_first(lambda: ckpt.read_state(path))
+        state = run.ranks.run_on_rank0(lambda: ckpt.read_state(path))
         ckpt.load_into(path, run.tensors, run.ranks)
-        self.spikes = Spikes(run.config.guard, state["guard"]["spikes"])
+        self.spikes = LossSpikeDetector(run.config.guard, state["guard"]["spikes"])
         self.rollbacks += 1
         self.left_out = []
         self.records("rolled back", step=run.step, weights_of=state["step"])
@@ -302,12 +302,12 @@ def _readable(value: Any) -> Any:
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
-def _open_records(run: Run, listeners: list[Listener], peak_flops: float | None) -> Records | Silent:
+def _open_records(run: Run, listeners: list[Listener], peak_flops: float | None) -> RunLog | NullLog:
     """The run's records, ending at its step and at what it now is."""
-    if not run.ranks.is_first:
-        return Silent()
+    if not run.ranks.is_rank0:
+        return NullLog()
     config = to_json(run.config)
-    records = Records(run.folder / "records.jsonl", listeners)
+    records = RunLog(run.folder / "records.jsonl", listeners)
     records.rewind(run.step)
     write_atomically(run.folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     count = parameters(run.config.model, run.model.vocabulary)
@@ -330,7 +330,7 @@ def _open_records(run: Run, listeners: list[Listener], peak_flops: float | None)
 
 
 def _is_finite(run: Run) -> bool:
-    bad = any(not bool(local(p).isfinite().all()) for model in {run.model, run.best} for p in model.parameters())
+    bad = any(not bool(local(p).isfinite().all()) for model in {run.model, run.eval_model} for p in model.parameters())
     return not run.ranks.any([bad])[0]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from triptych.data.loader import Step
 from triptych.model.count import flops
 from triptych.training.config import RunConfig
-from triptych.training.logging import Records, Silent
+from triptych.training.logging import NullLog, RunLog
 from triptych.training.step import StepSums, lr_factor
 from triptych.vocab import Modality, Vocabulary
 
@@ -16,7 +16,7 @@ class Meter:
     """Gathers steps and records their mean every `log_every`."""
 
     def __init__(
-        self, config: RunConfig, vocabulary: Vocabulary, records: Records | Silent, peak_flops: float | None = None
+        self, config: RunConfig, vocabulary: Vocabulary, records: RunLog | NullLog, peak_flops: float | None = None
     ):
         self.config, self.vocabulary, self.records, self.peak = config, vocabulary, records, peak_flops
         self.restart()
@@ -41,7 +41,7 @@ class Meter:
         self._steps += 1
         self._tokens += step.num_tokens
         self._positions += step.num_positions
-        passed = step.num_tokens * (2 if config.antimask else 1)
+        passed = step.num_tokens * (2 if config.complementary_masks else 1)
         share = float(sums.predicted.sum()) / max(1, passed)
         context = step.num_tokens / max(1, step.num_sequences)
         per_token = flops(config.model, self.vocabulary, context, predicted=share, columns=self._columns(sums)).training

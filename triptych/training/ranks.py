@@ -43,7 +43,7 @@ class Ranks:
     timeout: float = 600.0
     """Seconds after which a rank gives up waiting for another."""
 
-    def apart(self) -> "Ranks":
+    def new_group(self) -> "Ranks":
         """The same ranks with a group of their own."""
         if self.size == 1:
             return self
@@ -51,7 +51,7 @@ class Ranks:
             return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout)))
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this rank writes records and publishes checkpoints."""
         return self.rank == 0
 
@@ -75,7 +75,7 @@ class Ranks:
         dist.all_gather_object(found, value, group=self.group)
         return found  # type: ignore[return-value]
 
-    def from_first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The first rank's value."""
         if self.size == 1:
             return value
@@ -83,20 +83,20 @@ class Ranks:
         dist.broadcast_object_list(found, src=0, group=self.group)
         return found[0]
 
-    def on_first(self, make: Callable[[], T]) -> T:
+    def run_on_rank0(self, make: Callable[[], T]) -> T:
         """What the first rank alone finds, or the error it runs into, for all."""
         if self.size == 1:
             return make()
         value: T | None = None
         error: UserError | None = None
-        if self.is_first:
+        if self.is_rank0:
             try:
                 value = make()
             except UserError as found:
                 error = found
             except OSError as found:
                 error = UserError(f"{found.strerror or found}: {found.filename or ''}")
-        value, error = self.from_first((value, error))
+        value, error = self.broadcast((value, error))
         if error is not None:
             raise error
         return value  # type: ignore[return-value]

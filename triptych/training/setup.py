@@ -11,8 +11,8 @@ import torch
 from triptych.data.loader import Step
 from triptych.data.shards import TokenDataset
 from triptych.errors import CheckpointError, UserError
-from triptych.hub.format import EMBEDDED, read_model
-from triptych.model.count import Load, advice, memory
+from triptych.hub.format import BUILTIN_MODELS, read_model
+from triptych.model.count import MemoryInputs, advice, memory
 from triptych.model.transformer import Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training import checkpoint as ckpt
@@ -45,7 +45,7 @@ class Run:
     """Whether a configuration or data that are not those of that checkpoint are to be taken all the same."""
 
     @property
-    def best(self) -> Transformer:
+    def eval_model(self) -> Transformer:
         """What to validate, sample from and export."""
         return self.ema if self.ema is not None else self.model
 
@@ -73,18 +73,18 @@ def start(
     The folder belongs to it from here to the end of `train`. With `force`, it goes on with what has changed since.
     """
     lock, checkpoints = FolderLock(folder), folder / "checkpoints"
-    ranks.on_first(lock.take)
+    ranks.run_on_rank0(lock.take)
     try:
-        newest, notes = ranks.on_first(lambda: _newest(folder))
+        newest, notes = ranks.run_on_rank0(lambda: _newest(folder))
         mesh = build_mesh(config.parallel, ranks.size, device.type)
         with advice_without_memory(config, bundle, ranks, device, "at the start"):
             model = build_model(config, bundle.vocabulary, device, mesh)
-        if config.begin_with is not None and newest is None:
-            _take_weights(model, config.begin_with, bundle)
+        if config.init_from is not None and newest is None:
+            _take_weights(model, config.init_from, bundle)
         optimizer = build_optimizer(model, config.resolved)
         ema = None
         with advice_without_memory(config, bundle, ranks, device, "at the start"):
-            ckpt.begin_moments(model, optimizer)
+            ckpt.init_optimizer_state(model, optimizer)
             if config.ema_decay is not None:
                 ema = build_sharded(model.config, bundle.vocabulary, config.parallel, mesh, device)
                 ema.requires_grad_(False)
@@ -94,7 +94,7 @@ def start(
         if newest is not None:
             _restore(run, newest, bundle)
         check_data(config, bundle)
-        ranks.on_first(lambda: ckpt.check_writable(checkpoints))
+        ranks.run_on_rank0(lambda: ckpt.check_writable(checkpoints))
         return run
     except BaseException:
         lock.release(undo=True)
@@ -116,7 +116,7 @@ def _newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def _take_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> None:
-    saved = read_model(EMBEDDED.get(name, Path(name)))
+    saved = read_model(BUILTIN_MODELS.get(name, Path(name)))
     theirs, ours = (
         {
             "model": asdict(model.config),
@@ -127,14 +127,14 @@ def _take_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> Non
     )
     other = differences(theirs, ours)
     if other:
-        raise CheckpointError(f"begin_with={name} has another shape or other tokenizers: {'; '.join(other)}.")
+        raise CheckpointError(f"init_from={name} has another shape or other tokenizers: {'; '.join(other)}.")
     weights = saved.model.state_dict()
     for key, parameter in model.named_parameters():
         write_weight(parameter, weights[key])
 
 
 def _restore(run: Run, path: Path, bundle: TokenizerBundle) -> None:
-    state = run.ranks.on_first(lambda: ckpt.read_state(path))
+    state = run.ranks.run_on_rank0(lambda: ckpt.read_state(path))
     now = {"vocabulary": bundle.vocabulary.fingerprint, "tokenizers": bundle.fingerprints}
     try:
         changed = differences(fill_in(state["config"], run.config), to_json(run.config))
@@ -209,7 +209,7 @@ def advice_without_memory(
         batches = [] if step is None else step.micro_batches
         largest = max(batches, key=lambda batch: batch.tokens.size, default=None)
         rows, length = (1, config.loader.seq_len) if largest is None else largest.tokens.shape
-        load = Load.of(
+        load = MemoryInputs.of(
             config.parallel,
             ranks.size,
             rows=rows,

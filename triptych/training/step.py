@@ -40,7 +40,7 @@ class ModelInput:
 
 
 def model_input(
-    batch: Batch, corrupted: Corrupted, weights: np.ndarray, z_weight: float, device: torch.device
+    batch: Batch, corrupted: Corrupted, weights: np.ndarray, z_loss_weight: float, device: torch.device
 ) -> ModelInput:
     """Sort what is to be predicted by modality, and move all to the device."""
     flat_rows = np.flatnonzero(corrupted.predicted)
@@ -60,7 +60,7 @@ def model_input(
             rows_n=tensor(rows, torch.int64),
             ids_n=tensor(batch.tokens.reshape(-1)[rows], torch.int64),
             loss_weight_n=tensor(weights.reshape(-1)[rows], torch.float32),
-            z_weight_n=torch.full((len(rows),), z_weight, device=device),
+            z_loss_weight_n=torch.full((len(rows),), z_loss_weight, device=device),
             counts=(int(counts[0]), int(counts[1]), int(counts[2])),
         ),
     )
@@ -97,7 +97,7 @@ def micro_inputs(
     step: Step, config: RunConfig, vocabulary: Vocabulary, device: torch.device, ranks: Ranks
 ) -> Iterator[ModelInput]:
     """This rank's inputs of a step, one micro-batch (and view) after another."""
-    views: tuple[int | None, ...] = (0, 1) if config.antimask else (None,)
+    views: tuple[int | None, ...] = (0, 1) if config.complementary_masks else (None,)
     # Also those that are empty here: another rank's are not, and weights are gathered together.
     masked = [
         (batch, corrupt(batch, vocabulary, config.corrupt, step=step.index, global_batch=step.num_sequences, view=view))  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def micro_inputs(
             num_sequences=step.num_sequences * len(views),
             num_eligible=max(int(num_eligible), 1),
         )
-        yield model_input(batch, corrupted, weights, config.z_weight / max(num_predicted, 1), device)
+        yield model_input(batch, corrupted, weights, config.z_loss_weight / max(num_predicted, 1), device)
 
 
 def train_step(

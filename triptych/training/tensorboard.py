@@ -50,7 +50,7 @@ class Board:
         if run.config.world != "scenes":
             return
         pipe = Pipeline(model, self.bundle, limits_of(to_json(run.config)))
-        for prompt, picture in zip(PROMPTS, pipe.text_to_image(list(PROMPTS), steps=16)):
+        for prompt, picture in zip(PROMPTS, pipe.text_to_image(list(PROMPTS), num_steps=16)):
             self._writer.add_image(prompt, np.asarray(picture), run.step, dataformats="HWC")
         sound = pipe.speak(PROMPTS[2], None if pipe.limits.audio_slot else _SECONDS)
         self._writer.add_audio(PROMPTS[2], torch.from_numpy(sound.samples)[None], run.step, sound.rate)

@@ -21,7 +21,7 @@ from triptych.vocab import Modality, Task, Vocabulary
 
 
 @dataclass(frozen=True)
-class Estimate:
+class NelboEstimate:
     nats_per_token: float
     margin: float
     """Half of the 95 % interval, over sequences."""
@@ -32,13 +32,13 @@ class Estimate:
         return {"nats_per_token": self.nats_per_token, "margin": self.margin, "tokens": self.tokens}
 
 
-def overall(estimates: Mapping[str, Estimate]) -> float:
+def overall(estimates: Mapping[str, NelboEstimate]) -> float:
     """Nats per token over all tokens of whole sequences, whatever their modality."""
     whole = [each for name, each in estimates.items() if "|" not in name]
     return sum(each.nats_per_token * each.tokens for each in whole) / sum(each.tokens for each in whole)
 
 
-class HeldOut:
+class Validator:
     """Validation sequences, read once, with masks that are the same at every call."""
 
     def __init__(
@@ -61,7 +61,7 @@ class HeldOut:
                 self._steps += [(dataset.task, step) for step in loader]
 
     @torch.no_grad()
-    def estimate(self, model: nn.Module, device: torch.device) -> dict[str, Estimate]:
+    def estimate(self, model: nn.Module, device: torch.device) -> dict[str, NelboEstimate]:
         """By term: text, image and audio of whole sequences, and each side of pairs given the other.
 
         Every rank looks at its part, and all find the same.
@@ -127,9 +127,9 @@ def _closed(config: LoaderConfig, sequences: int) -> LoaderConfig:
     return replace(config, global_batch=sequences, open_ends=NO_OPEN_ENDS, num_workers=0, prefetch=0)
 
 
-def _ratio(pairs: np.ndarray) -> Estimate:
+def _ratio(pairs: np.ndarray) -> NelboEstimate:
     """Nats over tokens, with the linearised standard error of a ratio of sums over sequences."""
     nats, tokens = pairs[:, 0], pairs[:, 1]
     ratio = nats.sum() / tokens.sum()
     spread = math.sqrt(float(np.square(nats - ratio * tokens).sum())) / tokens.sum()
-    return Estimate(float(ratio), 1.96 * spread, int(tokens.sum()))
+    return NelboEstimate(float(ratio), 1.96 * spread, int(tokens.sum()))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from triptych.model.transformer import Tagged
+from triptych.model.transformer import TaggedParam
 from triptych.transfer.groups import Hyperparameters, Transfer
 from triptych.transfer.per_module import Multipliers
 from triptych.transfer.rules import Powers
@@ -33,9 +33,9 @@ class Line:
         }
 
 
-def explain(transfer: Transfer, weights: Iterable[Tagged]) -> list[Line]:
+def explain(transfer: Transfer, weights: Iterable[TaggedParam]) -> list[Line]:
     """In the order of the model; layers with the same numbers together."""
-    members: dict[tuple[str, Hyperparameters], list[Tagged]] = {}
+    members: dict[tuple[str, Hyperparameters], list[TaggedParam]] = {}
     tagged = list(weights)
     transfer.config.table.check_roles({weight.role for weight in tagged})
     for weight in tagged:
@@ -52,7 +52,7 @@ def explain(transfer: Transfer, weights: Iterable[Tagged]) -> list[Line]:
     ]
 
 
-def _layers(weights: list[Tagged], num_layers: int) -> str:
+def _layers(weights: list[TaggedParam], num_layers: int) -> str:
     layers = sorted(weight.layer for weight in weights if weight.layer is not None)
     if not layers:
         return ""
@@ -61,7 +61,7 @@ def _layers(weights: list[Tagged], num_layers: int) -> str:
     return str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
 
 
-def _made_by(transfer: Transfer, weight: Tagged) -> dict[str, str]:
+def _made_by(transfer: Transfer, weight: TaggedParam) -> dict[str, str]:
     row = transfer.row(weight.role)
     own = transfer.config.table.at(weight.role, weight.layer, transfer.shape.num_layers)
     root = "sqrt(kappa)" if transfer.sde is not None else ""

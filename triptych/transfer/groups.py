@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from triptych.errors import UserError, did_you_mean
-from triptych.model.transformer import ModelConfig, Tagged
+from triptych.model.transformer import ModelConfig, TaggedParam
 from triptych.transfer.per_module import Multipliers, Table, table_named
 from triptych.transfer.rules import RULES, Row, Rule, RuleName, kind_of
 from triptych.transfer.sde import Sde
@@ -127,7 +127,7 @@ class Transfer:
     def row(self, role: str) -> Row:
         return self.rule.rows[kind_of(role)]
 
-    def of(self, weight: Tagged) -> Hyperparameters:
+    def of(self, weight: TaggedParam) -> Hyperparameters:
         """The hyperparameters of a weight."""
         row, kappa, values = self.row(weight.role), self.kappa, self.values
         table = self.config.table
@@ -158,18 +158,18 @@ def _beta(beta: float, multiplier: float, kappa: float, role: str) -> float:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParamGroup:
     """Weights with the same hyperparameters."""
 
     values: Hyperparameters
-    weights: tuple[Tagged, ...]
+    weights: tuple[TaggedParam, ...]
 
 
-def groups(transfer: Transfer, weights: Iterator[Tagged]) -> list[Group]:
+def groups(transfer: Transfer, weights: Iterator[TaggedParam]) -> list[ParamGroup]:
     """Weights by their hyperparameters, in order of appearance."""
-    found: dict[Hyperparameters, list[Tagged]] = {}
+    found: dict[Hyperparameters, list[TaggedParam]] = {}
     tagged = list(weights)
     transfer.config.table.check_roles({weight.role for weight in tagged})
     for weight in tagged:
         found.setdefault(transfer.of(weight), []).append(weight)
-    return [Group(values, tuple(members)) for values, members in found.items()]
+    return [ParamGroup(values, tuple(members)) for values, members in found.items()]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import UserError, did_you_mean
-from triptych.transfer.rules import families
+from triptych.transfer.rules import matching_patterns
 
 _MAY_BE_ZERO = ("lr", "decay", "init")  # a beta of 1 never hears of a gradient
 
@@ -48,14 +48,14 @@ class Table:
     """Whether norms decay too, as where the paper's table was found."""
 
     def at(self, role: str, layer: int | None, num_layers: int) -> Multipliers:
-        found = next((self.roles[name] for name in families(role) if name in self.roles), Multipliers())
+        found = next((self.roles[name] for name in matching_patterns(role) if name in self.roles), Multipliers())
         if layer is None or not self.depth:
             return found
         return found * self.depth[len(self.depth) * layer // num_layers]
 
     def check_roles(self, roles: set[str]) -> None:
         """Refuse names of nothing."""
-        known = sorted({name for role in roles for name in families(role)})
+        known = sorted({name for role in roles for name in matching_patterns(role)})
         for name in self.roles:
             if name not in known:
                 raise UserError(f"unknown role {name!r} in a table of multipliers.{did_you_mean(name, known)}")
@@ -82,11 +82,13 @@ class Table:
 
 def table_named(name: str) -> Table:
     """A preset, or a table from a JSON file that `Table.save` wrote."""
-    if name in PRESETS:
-        return PRESETS[name]
+    if name in MULTIPLIER_TABLES:
+        return MULTIPLIER_TABLES[name]
     path = Path(name)
     if not path.is_file():
-        raise UserError(f"{name!r} is neither a file nor a preset of multipliers.{did_you_mean(name, list(PRESETS))}")
+        raise UserError(
+            f"{name!r} is neither a file nor a preset of multipliers.{did_you_mean(name, list(MULTIPLIER_TABLES))}"
+        )
     try:
         return Table.from_json(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -124,7 +126,7 @@ _PAPER = Table(
     ),
     decays_all=True,
 )
-# Found by studies/modules at the base of the recipe `family`, on top of the values FOUND there.
+# Found by studies/modules at the base of the recipe `family`, on top of the values PER_MODULE_TUNED there.
 _FAMILY = Table(
     roles={
         #                         lr    decay alpha1 alpha2 eps  init
@@ -164,4 +166,4 @@ _SCENES = Table(
     }
 )
 
-PRESETS: dict[str, Table] = {"none": Table(), "paper": _PAPER, "scenes": _SCENES, "family": _FAMILY}
+MULTIPLIER_TABLES: dict[str, Table] = {"none": Table(), "paper": _PAPER, "scenes": _SCENES, "family": _FAMILY}

@@ -111,7 +111,7 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-def families(role: str) -> list[str]:
+def matching_patterns(role: str) -> list[str]:
     """The names a role goes by, the longest first: "embed_place_text", "embed_place", "embed"."""
     parts = role.split("_")
     return ["_".join(parts[:count]) for count in range(len(parts), 0, -1)]
@@ -119,4 +119,4 @@ def families(role: str) -> list[str]:
 
 def kind_of(role: str) -> Kind:
     """Which row of the table a weight's role has."""
-    return next(_KINDS[family] for family in families(role) if family in _KINDS)
+    return next(_KINDS[family] for family in matching_patterns(role) if family in _KINDS)

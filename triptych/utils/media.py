@@ -6,7 +6,7 @@ from PIL import Image
 
 from triptych.data.transforms import open_image, open_sound
 from triptych.errors import DataError, UserError
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 
 
 def read_picture(path: str | Path) -> Image.Image:
@@ -16,7 +16,7 @@ def read_picture(path: str | Path) -> Image.Image:
         raise UserError(str(error)) from error
 
 
-def read_sound(path: str | Path) -> Sound:
+def read_sound(path: str | Path) -> Audio:
     import soundfile
 
     try:
@@ -43,7 +43,7 @@ def with_ending(out: Path, ending: str) -> Path:
     return out if out.suffix else out.with_name(out.name + ending)
 
 
-def write_media(item: Image.Image | Sound, out: Path | None, name: str, number: int | None) -> Path:
+def write_media(item: Image.Image | Audio, out: Path | None, name: str, number: int | None) -> Path:
     """Write a PNG or WAV; without a path, into the working folder under the direction's name."""
     path = with_ending(out or Path(name), ".png" if isinstance(item, Image.Image) else ".wav")
     if number is not None:

@@ -32,7 +32,7 @@ class Trial:
     settings: dict[str, Any]
 
 
-class Records:
+class TrialRecords:
     """What has been found so far."""
 
     def __init__(self, folder: Path):
@@ -147,7 +147,7 @@ def run_trials(
 
     A trial that `run` gives no result of is left to others.
     """
-    records = Records(folder)
+    records = TrialRecords(folder)
     wanted, left = {trial.key: trial for trial in trials}, set[str]()
     while missing := [trial for trial in wanted.values() if trial.key not in records.keys | left]:
         free = [trial for trial in missing if records.who_is_at(trial.key) is None]

@@ -12,7 +12,7 @@ from triptych.data.tokenize.settings import TokenizeSettings
 from triptych.data.transforms import open_image, open_sound, paper_transform, resize_with_white_padding
 from triptych.data.types import RawSample, TokenSample
 from triptych.errors import UserError
-from triptych.tokenizers.base import Sound
+from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Modality, Task
 
@@ -85,7 +85,7 @@ class Encoder:
         limit, cut = self._settings.max_seconds, self._settings.too_long == "cut"
         try:
             # A second more than allowed is enough to see that it is too long, without decoding hours.
-            sound: Sound = open_sound(
+            sound: Audio = open_sound(
                 item.media,
                 item.offset_seconds,
                 item.duration_seconds,

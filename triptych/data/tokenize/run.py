@@ -43,7 +43,7 @@ from triptych.vocab import Modality, Task, Vocabulary
 _BATCH_SAMPLES = 16  # enough to share the cost of a call, few enough that pictures of all processes fit into memory
 _BAD_ALWAYS_ALLOWED = 10  # in a small data set one bad sample is already more than a per cent
 
-Load = Callable[[str], TokenizerBundle]
+LoadTokenizers = Callable[[str], TokenizerBundle]
 
 
 def tokenize(
@@ -53,7 +53,7 @@ def tokenize(
     workers: int = 0,
     max_bad: float = 0.01,
     overwrite: bool = False,
-    load: Load = TokenizerBundle.load,
+    load: LoadTokenizers = TokenizerBundle.load,
     progress: Progress | None = None,
 ) -> Manifest:
     """Make the data set `out`, or go on making it, or find it complete.
@@ -128,7 +128,7 @@ class _Work:
     outcomes: tuple[Outcome, ...] = ()
 
 
-def _build(load: Load, settings: TokenizeSettings, task: Task) -> Callable[[_Work], _Work]:
+def _build(load: LoadTokenizers, settings: TokenizeSettings, task: Task) -> Callable[[_Work], _Work]:
     return partial(_encode, Encoder(load(settings.tokenizers), task, settings))
 
 
