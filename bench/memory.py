@@ -170,14 +170,14 @@ def train_and_measure(shape: Shape, folder: Path) -> None:
     import torch
 
     from triptych.tokenizers.bundle import TokenizerBundle
-    from triptych.training import begin, loop
+    from triptych.training import loop, setup
     from triptych.training.ranks import join
 
     torch.set_num_threads(1)
     ranks, cpu = join(), torch.device("cpu")
     small = run_config(tiny(shape), folder / "small")
     bundle = TokenizerBundle.load(small.tokenizers)
-    loop.train(begin.start(small, folder / "small/run", bundle, cpu, ranks), [], bundle, stop_after=2)
+    loop.train(setup.start(small, folder / "small/run", bundle, cpu, ranks), [], bundle, stop_after=2)
 
     config = run_config(shape, folder / "real")
     bundle = TokenizerBundle.load(config.tokenizers)
@@ -189,7 +189,7 @@ def train_and_measure(shape: Shape, folder: Path) -> None:
             (folder / "measured.json").write_text(json.dumps({"before": before, "most": resident("VmHWM")}))
             os._exit(0)  # before a checkpoint is written; other ranks end when this one is gone
 
-    loop.train(begin.start(config, folder / "real/run", bundle, cpu, ranks), [note], bundle)
+    loop.train(setup.start(config, folder / "real/run", bundle, cpu, ranks), [note], bundle)
 
 
 # -- outside ----------------------------------------------------------------------------------------------------------

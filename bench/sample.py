@@ -23,7 +23,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from triptych.model.transformer import ModelConfig, Transformer, initialise
-from triptych.sample.canvas import Canvas, RowLayout, known, lay_out, masked
+from triptych.sample.canvas import Canvas, CanvasTokens, known, lay_out, masked
 from triptych.sample.generate import SamplingConfig, _group, _Proposer, generate
 from triptych.sample.samplers import SAMPLERS
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
@@ -69,7 +69,7 @@ def our_text(
     mask = model.vocabulary.mask(Modality.TEXT)
     rows = torch.cat([prompt, torch.full((len(prompt), length), mask)], dim=1).numpy()
     layouts = [
-        RowLayout(
+        CanvasTokens(
             tokens=row,
             masked=row == mask,
             modality=np.zeros(len(row), np.uint8),

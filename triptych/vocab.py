@@ -111,12 +111,27 @@ class Vocabulary:
     def mask(self, modality: Modality) -> int:
         return self._special(modality, _MASK)
 
+    @cached_property
+    def mask_ids(self) -> np.ndarray:
+        """int64 [3]: the MASK id of every modality, indexed by `Modality`."""
+        return np.array([self.mask(modality) for modality in Modality], np.int64)
+
     @property
     def pad(self) -> int:
         return self._special(Modality.TEXT, _PAD)
 
     def task(self, task: Task) -> int:
         return self.text + 4 + task
+
+    # -- logits -------------------------------------------------------------------------------------------------------
+
+    def num_logits(self, modality: Modality) -> int:
+        """Columns of a modality's logits: its data ids, then BOS, then EOS. MASK and PAD are never predicted."""
+        return self.data_size(modality) + 2
+
+    def eos_column(self, modality: Modality) -> int:
+        """The column of EOS in a modality's logits: the last one."""
+        return self.data_size(modality) + 1
 
     # -- global and local ids ---------------------------------------------------------------------------------------
 

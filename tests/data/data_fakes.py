@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from triptych.errors import UserError
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.media import Audio
 from triptych.vocab import Modality, Vocabulary
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.data.mix import PERIOD, Mixture, OnePass, _turns, permute, random_bits, source_weights
+from triptych.data.mix import PERIOD, Mixture, OnePass, _turns, source_weights
 from triptych.errors import UserError
+from triptych.utils.rng import permute, random_bits
 from triptych.vocab import Task
 
 EQUAL = {"text": 1.0, "image-text": 1.0, "audio-text": 1.0}

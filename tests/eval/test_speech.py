@@ -3,7 +3,7 @@ import pytest
 
 from triptych.errors import UserError
 from triptych.eval.audio import dnsmos, normalize_transcript, transcribe, word_error_rate
-from triptych.tokenizers.base import Audio
+from triptych.utils.media import Audio
 
 
 @pytest.mark.parametrize(

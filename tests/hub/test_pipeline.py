@@ -18,8 +18,8 @@ from triptych.sample.canvas import Canvas, known, masked
 from triptych.sample.generate import SamplingConfig
 from triptych.scenes import grammar
 from triptych.scenes.samples import scene_sample
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.media import Audio
 from triptych.vocab import Modality, Task
 
 SHAPE = ModelConfig(num_layers=1, width=16, num_heads=2, d_ff=24, softmax_scope="modality", init_std=0.5)

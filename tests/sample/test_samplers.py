@@ -13,8 +13,9 @@ from scipy.stats import chisquare
 from triptych.diffusion.schedule import Cosine, Geometric, Linear, Polynomial
 from triptych.errors import UserError
 from triptych.sample import samplers as unmask
-from triptych.sample.batch import Proposals, Purpose, RequestBatch
+from triptych.sample.batch import Proposals, RequestBatch
 from triptych.sample.samplers import SAMPLERS
+from triptych.utils.rng import SampleStream
 
 MASK = 3  # a state is 0, 1, 2 or masked
 LENGTH = 7
@@ -54,7 +55,7 @@ class Model:
         if self.greedy:
             drawn = dist.argmax(-1)
         else:
-            uniform = self.group.uniform(step, Purpose.TOKEN)
+            uniform = self.group.uniform(step, SampleStream.TOKEN)
             drawn = (dist.cumsum(-1) <= uniform[..., None]).sum(-1).clamp(max=2)
         log_prob = dist.gather(-1, drawn[..., None])[..., 0].log()
         entropy = -(
@@ -478,7 +479,7 @@ def plain(group, choose, greedy=False):
         look = 0
         while left:
             says = law_at(states)
-            uniform = group.uniform(look, Purpose.TOKEN)[row].tolist()
+            uniform = group.uniform(look, SampleStream.TOKEN)[row].tolist()
             drawn, offers = {}, {}
             for i in left:
                 running = list(itertools.accumulate(says[i]))
@@ -552,7 +553,7 @@ def test_maskgit_is_its_own_loop(steps):
         k = look + 1
         aim = math.floor(n * math.cos(math.pi / 2 * k / looks) + 1e-9)
         left[row, look] = 0 if k == looks else max(1, min(aim, len(offers) - 1))
-        noise = -np.log(-np.log(group.uniform(look, Purpose.CONFIDENCE)[row].numpy()))
+        noise = -np.log(-np.log(group.uniform(look, SampleStream.CONFIDENCE)[row].numpy()))
         sure = {i: math.log(p) + 4.5 * (1 - k / looks) * noise[i] for i, (p, _) in offers.items()}
         return sorted(offers, key=lambda i: (-sure[i], i))[: len(offers) - left[row, look]]
 

@@ -11,13 +11,12 @@ import pytest
 from PIL import Image
 
 from triptych.errors import UserError
-from triptych.eval import scenes as exam
-from triptych.scenes import grammar
+from triptych.scenes import exam, grammar
 from triptych.scenes.exam import DIRECTIONS, Examination, Score, category_score, examine, ratio_score
 from triptych.scenes.grammar import CATEGORIES, KINDS, RELATIONS, ObjectGroup, Scene
 from triptych.scenes.image import draw, place
 from triptych.scenes.judge import read, relation_holds
-from triptych.tokenizers.base import Audio
+from triptych.utils.media import Audio
 
 # -- scores -----------------------------------------------------------------------------------------------------------
 

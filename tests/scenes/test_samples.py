@@ -6,8 +6,8 @@ from triptych.scenes.grammar import CAPTION_PROMPT, CATEGORIES, parse
 from triptych.scenes.judge import read, same_scene, shows
 from triptych.scenes.samples import PICTURE_SHARES, PROMPT_SHARE, QUESTION_SHARE, scene_sample
 from triptych.scenes.speech import FRAME, LONGEST_REST, speak, trim
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.media import Audio
 from triptych.vocab import Task
 
 

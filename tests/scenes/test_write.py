@@ -4,11 +4,11 @@ import tarfile
 import numpy as np
 import pytest
 
-from triptych.data.transforms import open_image, open_sound
 from triptych.errors import UserError
 from triptych.scenes import write
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.write import write_scenes
+from triptych.utils.media import read_audio, read_image
 from triptych.vocab import Task
 
 pytest.importorskip("hibari", reason="the data extra, which speaks, is not installed")
@@ -33,10 +33,10 @@ def test_the_files_hold_the_samples(tmp_path):
     assert list(pictures) == [f"00000000{i}.{ending}" for i in range(3) for ending in ("png", "txt")]
     expected = scene_sample(Task.IMAGE_TEXT, "test", 2)
     assert pictures["000000002.txt"].decode() == expected.text
-    assert (np.asarray(open_image(pictures["000000002.png"])) == np.asarray(expected.image)).all()
+    assert (np.asarray(read_image(pictures["000000002.png"])) == np.asarray(expected.image)).all()
     speech = members(tmp_path / "test/audio-text/00001.tar")
     spoken = scene_sample(Task.AUDIO_TEXT, "test", 3)
-    sound = open_sound(speech["000000003.flac"])
+    sound = read_audio(speech["000000003.flac"])
     assert speech["000000003.txt"].decode() == spoken.text
     assert sound.rate == spoken.sound.rate
     np.testing.assert_allclose(sound.samples, spoken.sound.samples, atol=1e-4)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from triptych.cli.study import STUDIES
 from triptych.studies.base import Study, about
-from triptych.utils.trials import Records
+from triptych.utils.trials import TrialRecords
 
 KEPT = sorted(path.parent for path in (Path(__file__).parents[2] / "studies").glob("*/study.json"))
 
@@ -28,12 +28,12 @@ def test_the_page_says_what_the_records_say(folder: Path) -> None:
     page = (folder / "README.md").read_text()
     assert f"triptych study {about(folder)['study']} --out studies/{folder.name}" in page, "the command is missing"
     assert "](figure.png)" in page
-    for line in study_of(folder).findings(list(Records(folder))):
+    for line in study_of(folder).findings(list(TrialRecords(folder))):
         assert line in page
 
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
 def test_the_figure_is_drawn_from_the_records(folder: Path, tmp_path: Path) -> None:
-    study_of(folder).draw(list(Records(folder)), tmp_path / "figure.png")
+    study_of(folder).draw(list(TrialRecords(folder)), tmp_path / "figure.png")
     drawn, kept = Image.open(tmp_path / "figure.png"), Image.open(folder / "figure.png")
     assert drawn.size == pytest.approx(kept.size, abs=3)

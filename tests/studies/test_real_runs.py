@@ -19,7 +19,7 @@ from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig, override
 from triptych.transfer.per_module import table_named
-from triptych.utils.trials import Records
+from triptych.utils.trials import TrialRecords
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_a_scaling_study_from_command_to_figure(changes, tmp_path: Path, capsys)
     assert command("study", "scaling", "--out", str(out), *grid, *changes) == 0
     said = capsys.readouterr().out
     assert "12 runs, 0 diverged: 4 budgets of 4e+08 to 1.2e+09 FLOPs" in said
-    records = list(Records(out))
+    records = list(TrialRecords(out))
     assert len(records) == 12
     for record in records:
         assert record["C"] == pytest.approx(record["budget"], rel=0.2)  # few steps of few sequences
@@ -159,7 +159,7 @@ def test_a_global_search_from_command_to_figure(changes, tmp_path: Path, capsys,
     best = next(line for line in said.splitlines() if "to use them" in line).split(": ")[1]
     tuned = override(family(), best.split())
     assert 5e-4 <= tuned.optimizer.lr <= 5e-2
-    records = list(Records(out))
+    records = list(TrialRecords(out))
     assert len(records) == 13 + 4
     # The first that was tried again is the one to use.
     again = [record for record in records if "again" in record]
@@ -184,7 +184,7 @@ def test_a_search_by_module_from_command_to_figure(changes, tmp_path: Path, caps
     table = table_named(str(out / "table.json"))
     assert {"embed_audio", "embed_place_text", "attn_q_norm", "unembed_norm"} <= set(table.roles)
     assert len(table.depth) == 2
-    records = list(Records(out))
+    records = list(TrialRecords(out))
     assert sum("table" in record for record in records) == 4 * 2
     findings = [line for line in said.splitlines() if line.startswith("  ")]
     assert command("study", "modules", "--out", str(out), "--only-draw") == 0

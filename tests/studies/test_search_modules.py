@@ -33,7 +33,7 @@ from triptych.studies.search_modules import (
 from triptych.training.config import override
 from triptych.transfer.groups import groups
 from triptych.transfer.per_module import MULTIPLIER_TABLES, Multipliers, Table, table_named
-from triptych.utils.trials import Records
+from triptych.utils.trials import TrialRecords
 from triptych.vocab import Vocabulary
 
 ROLES = ("embed", "mlp_fc1", "norm1")
@@ -205,7 +205,7 @@ def test_an_interrupted_search_goes_on_to_the_same_end(tmp_path: Path) -> None:
     assert same(now, whole)
     assert len(seen) == len(records) == 4 * (5 + 4 * 2)
     assert set(seen.values()) == {1}, "something was run twice"
-    assert same(state(search, Records(tmp_path)), whole)
+    assert same(state(search, TrialRecords(tmp_path)), whole)
 
 
 def test_processes_share_the_runs_of_a_round(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_records_of_another_search_are_refused(tmp_path: Path) -> None:
     search_modules(searching(**SMALL), separable, tmp_path, 1, lambda line: None)
     for other in (searching(**{**SMALL, "seed": 5}), searching(**SMALL, roles=("embed", "mlp_fc1"))):
         with pytest.raises(DataError, match="another search"):
-            state(other, Records(tmp_path))
+            state(other, TrialRecords(tmp_path))
 
 
 def test_diverged_runs_are_never_accepted() -> None:

@@ -17,7 +17,7 @@ from triptych.tokenizers.audio import (
     load_audio_tokenizer,
     resample,
 )
-from triptych.tokenizers.base import Audio
+from triptych.utils.media import Audio
 from triptych.vocab import Modality
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from triptych.errors import CheckpointError, UserError
 from triptych.tokenizers import bundle as bundle_module
-from triptych.tokenizers.base import Audio, hash_arrays, write_spec
+from triptych.tokenizers.base import hash_arrays, write_spec
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.text import ByteBPE
+from triptych.utils.media import Audio
 from triptych.vocab import Modality, Vocabulary
 
 

@@ -4,9 +4,9 @@ import torch
 
 from triptych.errors import CheckpointError, DataError, UserError
 from triptych.tokenizers.audio import load_audio_tokenizer
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq, kmeans
 from triptych.tokenizers.mel_rvq import MelRVQ
+from triptych.utils.media import Audio
 
 
 def chirps(count, seed=0, rate=16_000):

@@ -36,8 +36,8 @@ from triptych.cli.main import main
 from triptych.data import shards
 from triptych.errors import CheckpointError, DataError, UserError
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training import begin, launch, loop
 from triptych.training import checkpoint as ckpt
+from triptych.training import launch, loop, setup
 from triptych.training.config import GuardConfig, ParallelConfig, RunConfig
 from triptych.training.logging import Console
 from triptych.vocab import Task
@@ -462,7 +462,7 @@ def test_what_changed_is_refused_unless_forced(world: Path, tmp_path: Path) -> N
     for part in ("loader.global_batch was 9, is 7", "norm was 'sequence', is 'tokens'", "by --force"):
         assert part in str(caught.value)
     bundle = TokenizerBundle.load(config.tokenizers)
-    run = begin.start(changed, tmp_path, bundle, CPU, force=True)
+    run = setup.start(changed, tmp_path, bundle, CPU, force=True)
     loop.train(run, [], bundle)
     (note,) = events(tmp_path, "note")
     assert note["text"].startswith("forced to go on after step 3, although ")

@@ -36,7 +36,7 @@ import triptych.training.peak
 from triptych.cli import model as verbs
 from triptych.cli.main import main
 from triptych.data.loader import Step
-from triptych.data.pack import Grouped, Layout, Packed
+from triptych.data.pack import Grouped, Packed, RowLayout
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Polynomial
 from triptych.errors import CheckpointError, DataError, UserError
@@ -45,21 +45,21 @@ from triptych.hub.format import Limits, SavedModel, write_model
 from triptych.model.count import flops
 from triptych.recipes import recipe
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training import begin, loop
 from triptych.training import checkpoint as ckpt
+from triptych.training import loop, setup
 from triptych.training.config import OptimizerConfig, RunConfig, ValidationConfig, fill_in, to_json
 from triptych.training.ranks import Ranks
 from triptych.training.step import train_step
 from triptych.vocab import Task, Vocabulary
 
-LAYOUTS: list[Layout] = [Grouped(max_tokens=64, overhead=4), Packed(row_length=40)]
+LAYOUTS: list[RowLayout] = [Grouped(max_tokens=64, overhead=4), Packed(row_length=40)]
 
 
 # -- stop and go on ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["grouped", "packed"])
-def test_a_run_in_two_parts_is_the_run_in_one(layout: Layout, world: Path, tmp_path: Path) -> None:
+def test_a_run_in_two_parts_is_the_run_in_one(layout: RowLayout, world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, layout=layout)
     whole = run_it(config, tmp_path / "whole")
     half = run_it(config, tmp_path / "parts", stop_after=3)
@@ -137,7 +137,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(world: Path, tmp_path:
 def test_the_running_mean_is_a_running_mean(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, ema_decay=0.3, num_steps=4, validation_data=())
     weights = [run_it(config, tmp_path / "steps", stop_after=n).model.state_dict() for n in range(1, 5)]
-    start = begin.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU).model.state_dict()
+    start = setup.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU).model.state_dict()
     mean = {name: value.double() for name, value in start.items()}
     for step, now in enumerate(weights, start=1):
         decay = min(0.3, (1 + step) / (10 + step))  # short memory at first: the beginning is not worth remembering
@@ -153,9 +153,9 @@ def test_the_running_mean_is_a_running_mean(world: Path, tmp_path: Path) -> None
 # -- what is not finite ------------------------------------------------------------------------------------------------
 
 
-def steps_without(config: RunConfig, left_out: set[int], folder: Path) -> begin.Run:
+def steps_without(config: RunConfig, left_out: set[int], folder: Path) -> setup.Run:
     """The run as if some of its steps were not there."""
-    run = begin.start(config, folder, TokenizerBundle.load(config.tokenizers), CPU)
+    run = setup.start(config, folder, TokenizerBundle.load(config.tokenizers), CPU)
     assert run.ema is not None
     for index in sorted(set(range(config.num_steps)) - left_out):
         train_step(run.model, run.optimizer, first_step(config, index), config, TINY, CPU)
@@ -408,7 +408,7 @@ def test_data_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> No
     bundle.fingerprints = {"text": "b" * 64}
     config = tiny_run(world)
     with pytest.raises(UserError, match="was made with another text tokenizer"):
-        begin.start(config, tmp_path / "run", bundle, CPU)
+        setup.start(config, tmp_path / "run", bundle, CPU)
     assert not (tmp_path / "run").exists()
 
 
@@ -421,7 +421,7 @@ def test_other_tokenizers_are_refused(world: Path, stopped: Path, tmp_path: Path
 # -- beginning with the weights of another ----------------------------------------------------------------------------
 
 
-def saved_model(run: begin.Run, folder: Path, bundle: TokenizerBundle) -> str:
+def saved_model(run: setup.Run, folder: Path, bundle: TokenizerBundle) -> str:
     folder.mkdir()
     limits = Limits(seq_len=20, text_slot=None, audio_slot=None)
     write_model(folder, SavedModel(run.best, bundle, limits, "scenes", None), half=False, embedded_tokenizers=None)
@@ -433,7 +433,7 @@ def test_a_run_can_begin_with_the_weights_of_a_saved_model(world: Path, tmp_path
     bundle = TokenizerBundle.load(config.tokenizers)
     first = run_it(config, tmp_path / "first")
     following = replace(config, init_from=saved_model(first, tmp_path / "saved", bundle), seed=5)
-    begun = begin.start(following, tmp_path / "next", bundle, CPU)
+    begun = setup.start(following, tmp_path / "next", bundle, CPU)
     assert begun.step == 0
     for name, weight in first.best.state_dict().items():
         assert torch.equal(begun.model.state_dict()[name], weight)
@@ -461,12 +461,12 @@ def test_a_run_does_not_begin_with_a_model_of_another_shape(world: Path, tmp_pat
     saved = saved_model(run_it(config, tmp_path / "first", stop_after=1), tmp_path / "saved", bundle)
     wider = replace(config, init_from=saved, model=replace(config.model, d_ff=32))
     with pytest.raises(CheckpointError, match=r"other tokenizers: model\.d_ff was 24, is 32"):
-        begin.start(wider, tmp_path / "next", bundle, CPU)
+        setup.start(wider, tmp_path / "next", bundle, CPU)
     others = TokenizerBundle(Vocabulary(text=24, image=11, audio=7))
     with pytest.raises(CheckpointError, match=r"other tokenizers: vocabulary was '[0-9a-f]{64}', is"):
-        begin.start(replace(config, init_from=saved), tmp_path / "next", others, CPU)
+        setup.start(replace(config, init_from=saved), tmp_path / "next", others, CPU)
     with pytest.raises(CheckpointError, match="is not a saved Triptych model"):
-        begin.start(replace(config, init_from=str(tmp_path / "first")), tmp_path / "next", bundle, CPU)
+        setup.start(replace(config, init_from=str(tmp_path / "first")), tmp_path / "next", bundle, CPU)
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -517,7 +517,7 @@ def test_the_share_of_peak_is_that_of_the_flops_it_counts(world: Path, tmp_path:
     config = replace(config, model=replace(config.model, softmax_scope="full"))
     run_it(config, tmp_path, peak_flops=1e6)
     (event,) = events(tmp_path, "step")
-    run = begin.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU)
+    run = setup.start(config, tmp_path / "empty", TokenizerBundle.load(config.tokenizers), CPU)
     predicted = sum(int(batch.maskable.sum()) for batch in first_step(config).micro_batches)
     tokens = event["tokens"]
     least = flops(config.model, run.model.vocabulary, 0.0, predicted=0.0).training * 2 * tokens
@@ -738,7 +738,7 @@ def test_only_the_first_rank_has_a_board(
     monkeypatch.setattr("triptych.training.tensorboard.Board", FakeBoard)
     monkeypatch.setattr(loop, "train", fake_train)
     monkeypatch.setattr(triptych.training.peak, "matmul_peak", lambda device: 1e12)
-    monkeypatch.setattr(begin, "start", fake_start)
+    monkeypatch.setattr(setup, "start", fake_start)
     verbs._train(tiny_run(world, tensorboard=True), tmp_path / "run", None, CPU, Ranks(rank, 2))
     assert boards == ([tmp_path / "run"] if rank == 0 else [])
     assert sum(isinstance(each, FakeBoard) for each in heard) == len(boards)

@@ -15,7 +15,7 @@ import train_fakes
 from train_fakes import broken_steps, events, run_it, tiny_run
 
 from triptych.cli.main import main
-from triptych.data.pack import Layout, Packed
+from triptych.data.pack import Packed, RowLayout
 from triptych.training import checkpoint as ckpt
 from triptych.training.ranks import Ranks, device_name, join
 
@@ -93,7 +93,7 @@ def two(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, li
 
 @pytest.mark.parametrize(("name", "layout"), [("whole", None), ("packed", Packed(row_length=40))])
 def test_two_ranks_are_one(
-    name: str, layout: Layout | None, two: tuple[Path, list[dict[str, Any]]], world: Path, tmp_path: Path
+    name: str, layout: RowLayout | None, two: tuple[Path, list[dict[str, Any]]], world: Path, tmp_path: Path
 ) -> None:
     folder, said = two
     alone = run_it(tiny_run(world, layout=layout), tmp_path)

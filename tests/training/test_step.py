@@ -10,7 +10,7 @@ import pytest
 import torch
 from train_fakes import CPU, TINY, broken_steps, first_step, tiny_run, with_loader
 
-from triptych.data.pack import Grouped, Layout, Packed, Padded
+from triptych.data.pack import Grouped, Packed, Padded, RowLayout
 from triptych.diffusion.corrupt import CorruptConfig, corrupt
 from triptych.model.transformer import ModelConfig, Transformer, initialise, tagged_parameters
 from triptych.training import loop
@@ -20,8 +20,8 @@ from triptych.training.step import StepSums, build_optimizer, lr_factor, micro_i
 from triptych.transfer.groups import TransferConfig
 from triptych.vocab import Modality
 
-ONE_BIG: Layout = Padded()
-LAYOUTS: list[Layout] = [Grouped(max_tokens=40, overhead=0), Packed(row_length=40, micro_batch_rows=1), Padded()]
+ONE_BIG: RowLayout = Padded()
+LAYOUTS: list[RowLayout] = [Grouped(max_tokens=40, overhead=0), Packed(row_length=40, micro_batch_rows=1), Padded()]
 
 
 def model_of(config: RunConfig) -> Transformer:
@@ -46,7 +46,7 @@ def gradient(config: RunConfig, ranks: Ranks = Ranks()) -> tuple[float, StepSums
 
 @pytest.mark.parametrize("complementary_masks", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS[:2], ids=["grouped", "packed"])
-def test_micro_batches_add_up_to_one_big_batch(layout: Layout, complementary_masks: bool, world: Path) -> None:
+def test_micro_batches_add_up_to_one_big_batch(layout: RowLayout, complementary_masks: bool, world: Path) -> None:
     config = tiny_run(world, complementary_masks=complementary_masks, z_loss_weight=0.01)
     total, sums, found, count = gradient(with_loader(config, layout=layout))
     big_total, big_sums, expected, big_count = gradient(with_loader(config, layout=ONE_BIG))

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from triptych.data.loader import Loader, LoaderConfig, Step
-from triptych.data.pack import Grouped, Layout, Packed
+from triptych.data.pack import Grouped, Packed, RowLayout
 from triptych.data.shards import Manifest, write_shard
 from triptych.data.types import TokenSample
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.model.transformer import Loss, ModelConfig
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training import begin, loop
+from triptych.training import loop, setup
 from triptych.training.config import OptimizerConfig, RunConfig, ValidationConfig
 from triptych.training.distributed import local, whole
 from triptych.training.logging import read_records
@@ -67,7 +67,7 @@ def make_world(folder: Path) -> Path:
     return folder
 
 
-def tiny_run(world: Path, *, layout: Layout | None = None, **changes: Any) -> RunConfig:
+def tiny_run(world: Path, *, layout: RowLayout | None = None, **changes: Any) -> RunConfig:
     """A run of 6 steps of a model of one layer, with everything switched on."""
     chosen = {
         "recipe": "nano",
@@ -93,10 +93,10 @@ def tiny_run(world: Path, *, layout: Layout | None = None, **changes: Any) -> Ru
     return RunConfig(**{**chosen, **changes})  # type: ignore[arg-type]
 
 
-def run_it(config: RunConfig, folder: Path, *, stop_after: int | None = None, **options: Any) -> begin.Run:
+def run_it(config: RunConfig, folder: Path, *, stop_after: int | None = None, **options: Any) -> setup.Run:
     """Start, or go on, and train."""
     bundle = TokenizerBundle.load(config.tokenizers)
-    run = begin.start(config, folder, bundle, CPU, **({"ranks": options.pop("ranks")} if "ranks" in options else {}))
+    run = setup.start(config, folder, bundle, CPU, **({"ranks": options.pop("ranks")} if "ranks" in options else {}))
     loop.train(run, options.pop("listeners", []), bundle, stop_after=stop_after, **options)
     return run
 
@@ -136,7 +136,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_records(folder / "records.jsonl") if event["kind"] == kind]
 
 
-def tensors_of(run: begin.Run) -> dict[str, torch.Tensor]:
+def tensors_of(run: setup.Run) -> dict[str, torch.Tensor]:
     """Everything that training changes: weights, their mean, the optimizer's moments; of several ranks, this one's."""
     return {name: local(value).clone() for name, value in run.tensors.items()}
 

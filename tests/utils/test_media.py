@@ -4,8 +4,7 @@ import soundfile
 from PIL import Image
 
 from triptych.errors import UserError
-from triptych.tokenizers.base import Audio
-from triptych.utils.media import read_picture, read_sound, with_ending, write_media
+from triptych.utils.media import Audio, load_audio, load_image, with_ending, write_media
 
 TONE = Audio((0.5 * np.sin(np.arange(4000) / 9)).astype(np.float32), 16_000)
 
@@ -21,7 +20,7 @@ def picture(mode="RGB"):
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "1"])
 def test_pictures_of_any_mode_become_rgb(mode, tmp_path):
     picture(mode).save(tmp_path / "a.png")
-    found = read_picture(tmp_path / "a.png")
+    found = load_image(tmp_path / "a.png")
     assert (found.mode, found.size) == ("RGB", (30, 20))
     if mode == "RGB":
         assert found.tobytes() == picture().tobytes()
@@ -29,7 +28,7 @@ def test_pictures_of_any_mode_become_rgb(mode, tmp_path):
 
 def test_a_stereo_sound_of_any_rate_becomes_one_channel(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.stack([TONE.samples, -TONE.samples], 1), 44_100, subtype="FLOAT")
-    found = read_sound(str(tmp_path / "a.wav"))
+    found = load_audio(str(tmp_path / "a.wav"))
     assert (found.rate, found.samples.shape) == (44_100, (4000,))
     assert not found.samples.any()
 
@@ -37,16 +36,16 @@ def test_a_stereo_sound_of_any_rate_becomes_one_channel(tmp_path):
 @pytest.mark.parametrize(
     ("read", "name", "message"),
     [
-        (read_picture, "a.wav", "a.wav is not a picture in one of the formats PNG, JPEG"),
-        (read_picture, "a.txt", "a.txt is not a picture in one of the formats PNG, JPEG"),
-        (read_picture, "cut.png", "cut.png is a damaged picture"),
-        (read_picture, "none.png", "there is no file '"),
-        (read_picture, "", "there is no file '"),
-        (read_sound, "a.png", "a.png is not a sound in one of the formats WAV, FLAC, OGG, MP3."),
-        (read_sound, "a.txt", "a.txt is not a sound in one of the formats WAV, FLAC, OGG, MP3."),
-        (read_sound, "cut.wav", "cut.wav is truncated: expected 4000 frames"),
-        (read_sound, "none.wav", "there is no file '"),
-        (read_sound, "", "there is no file '"),
+        (load_image, "a.wav", "a.wav is not a picture in one of the formats PNG, JPEG"),
+        (load_image, "a.txt", "a.txt is not a picture in one of the formats PNG, JPEG"),
+        (load_image, "cut.png", "cut.png is a damaged picture"),
+        (load_image, "none.png", "there is no file '"),
+        (load_image, "", "there is no file '"),
+        (load_audio, "a.png", "a.png is not a sound in one of the formats WAV, FLAC, OGG, MP3."),
+        (load_audio, "a.txt", "a.txt is not a sound in one of the formats WAV, FLAC, OGG, MP3."),
+        (load_audio, "cut.wav", "cut.wav is truncated: expected 4000 frames"),
+        (load_audio, "none.wav", "there is no file '"),
+        (load_audio, "", "there is no file '"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(read, name, message, tmp_path):
@@ -69,12 +68,12 @@ def test_what_cannot_be_read_is_said_in_one_line(read, name, message, tmp_path):
 def test_a_picture_comes_back_to_the_pixel(tmp_path):
     path = write_media(picture(), tmp_path / "new" / "folder" / "cat.PNG", "image", None)
     assert path == tmp_path / "new" / "folder" / "cat.PNG"
-    assert read_picture(path).tobytes() == picture().tobytes()
+    assert load_image(path).tobytes() == picture().tobytes()
 
 
 def test_a_sound_comes_back_to_sixteen_bits(tmp_path):
     path = write_media(TONE, tmp_path / "tone.wav", "speech", None)
-    found = read_sound(path)
+    found = load_audio(path)
     assert found.rate == TONE.rate
     assert np.abs(found.samples - TONE.samples).max() <= 2**-15
 

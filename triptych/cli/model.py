@@ -247,7 +247,7 @@ _SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 
 def _read_inputs(args: argparse.Namespace) -> None:
     """Everything that can be wrong without a model is found here, before one is loaded; files become media."""
-    from triptych.utils.media import read_picture, read_sound, with_ending
+    from triptych.utils.media import load_audio, load_image, with_ending
 
     least, most = _NUM_INPUTS.get(args.direction, (1, 1))
     if not least <= len(args.inputs) <= most:
@@ -266,12 +266,12 @@ def _read_inputs(args: argparse.Namespace) -> None:
     if args.direction == "fill-speech":
         args.interval = _numbers(args.interval, 2, "--interval", "FROM,TO in seconds", float)
     if args.direction in _FIRST_IS_PICTURE:
-        args.inputs[0] = read_picture(args.inputs[0])
+        args.inputs[0] = load_image(args.inputs[0])
     elif args.direction in _FIRST_IS_SOUND:
-        args.inputs[0] = read_sound(args.inputs[0])
+        args.inputs[0] = load_audio(args.inputs[0])
     elif args.direction == "fill-text" and len(args.inputs) > 1:
         is_sound = Path(args.inputs[1]).suffix.lower() in _SOUNDS
-        args.inputs[1] = read_sound(args.inputs[1]) if is_sound else read_picture(args.inputs[1])
+        args.inputs[1] = load_audio(args.inputs[1]) if is_sound else load_image(args.inputs[1])
 
 
 def _numbers(text: str | None, count: int, option: str, form: str, kind: type) -> tuple[Any, ...]:
@@ -320,7 +320,7 @@ def _fill_image(pipe: Any, args: Any, settings: Any) -> list[Any]:
 
 
 def _fill_text(pipe: Any, args: Any, settings: Any) -> list[Any]:
-    from triptych.tokenizers.base import Audio
+    from triptych.utils.media import Audio
 
     text, *media = args.inputs
     beside = {"sound" if isinstance(each, Audio) else "image": each for each in media}

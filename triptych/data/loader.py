@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from triptych.data.mix import Mixture, OnePass, Picks, random_bits, source_weights
+from triptych.data.mix import Mixture, OnePass, Picks, source_weights
 from triptych.data.pack import Packed, Placement, RowLayout, check_at_least
 from triptych.data.prefetch import Prefetcher
 from triptych.data.sequences import (
@@ -31,6 +31,7 @@ from triptych.data.sequences import (
 from triptych.data.shards import TokenDataset
 from triptych.data.types import Batch
 from triptych.errors import DataError, UserError
+from triptych.utils.rng import random_bits
 from triptych.vocab import NOT_A_MODALITY, Modality, Task, Vocabulary
 
 _ORDER_VERSION = 1  # raise it when the same seed gives other batches: older states are then refused

@@ -16,52 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from triptych.errors import UserError, did_you_mean
+from triptych.utils.rng import permute
 from triptych.vocab import Task
 
 PERIOD = 1 << 18  # sequences after which the order of the sources repeats; a weight is exact to 1 / PERIOD
-_FEISTEL_ROUNDS = 8  # with fewer, permutations of two to eight things are visibly not uniform
-
-
-# -- counter-based randomness -----------------------------------------------------------------------------------------
-
-
-def random_bits(*words: int | np.ndarray) -> np.ndarray:
-    """64 random bits for every tuple of integers; words broadcast. SplitMix64, with a word added before each step.
-
-    numpy's generators would do, but they cost 10 us each to seed, and their streams may change with a version.
-    """
-    state = np.zeros(1, np.uint64)
-    for word in words:
-        state = _scramble(state + np.asarray(word).astype(np.uint64))
-    return state
-
-
-def _scramble(state: np.ndarray) -> np.ndarray:
-    state = state + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
-
-
-def permute(indices: np.ndarray, sizes: np.ndarray, *key: int | np.ndarray) -> np.ndarray:
-    """A random bijection of range(size) for every key, without making the whole permutation; all arguments broadcast.
-
-    A Feistel network permutes the next power of four; what falls outside is permuted again until it falls inside,
-    which takes at most four turns on average.
-    """
-    result, sizes, keys = np.broadcast_arrays(indices, sizes, random_bits(*key))
-    result, sizes = result.astype(np.uint64), sizes.astype(np.uint64)
-    half = np.maximum(1, (np.frexp(sizes - np.uint64(1))[1] + 1) // 2).astype(np.uint64)  # frexp counts the bits
-    low = (np.uint64(1) << half) - np.uint64(1)
-    round_keys = [random_bits(keys, round_) for round_ in range(_FEISTEL_ROUNDS)]
-    todo = np.arange(len(result))
-    while len(todo):
-        left, right = result[todo] >> half[todo], result[todo] & low[todo]
-        for round_key in round_keys:
-            left, right = right, left ^ (_scramble(right + round_key[todo]) & low[todo])
-        result[todo] = (left << half[todo]) | right
-        todo = todo[result[todo] >= sizes[todo]]
-    return result.astype(np.int64)
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from typing import Protocol
 
 import numpy as np
 
-from triptych.data.mix import random_bits
 from triptych.data.shards import Shard, TokenDataset
 from triptych.errors import DataError, UserError
+from triptych.utils.rng import DataStream, random_bits
 from triptych.vocab import Modality, Task
 
 RETRY_SECONDS = (0.1, 0.5, 2.0)  # pauses before a shard that cannot be opened is given up
@@ -30,7 +30,6 @@ BLOCK = 1024  # neighbouring documents that are shuffled among themselves
 PAIR_SPECIALS = 5  # TASK, BOS and EOS of the media, BOS and EOS of the text
 _CACHED_BLOCKS = 256
 _CACHED_SHARDS = 64
-_ORDER, _CHANCE, _LENGTH, _START, _OPEN_MEDIA, _OPEN_TEXT = range(6)  # what a source's random bits are for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +135,11 @@ class PackedText:
         if self.seed is None:
             return np.zeros_like(rows), np.minimum(self._body, ring - rows * self._body)
         full = np.minimum(self._body, ring)  # never twice around the ring: a row must not repeat itself
-        chance = random_bits(self.seed, _CHANCE, epochs, indices)
+        chance = random_bits(self.seed, DataStream.CHANCE, epochs, indices)
         # Two tokens at least, so that a window is never a lone BOS, which would leave nothing to mask.
-        shorter = np.minimum(full, 2 + _below(full - 1, self.seed, _LENGTH, epochs, indices))
+        shorter = np.minimum(full, 2 + _below(full - 1, self.seed, DataStream.LENGTH, epochs, indices))
         taken = np.where(chance < self.p_subsample * 2.0**64, shorter, full)
-        return _below(full - taken + 1, self.seed, _START, epochs, indices), taken
+        return _below(full - taken + 1, self.seed, DataStream.START, epochs, indices), taken
 
     def _documents(self, shard: int, epoch: int, position: int) -> Iterator[tuple[np.ndarray, int]]:
         """The documents around the ring from `position` on, and how much of the first one lies before it."""
@@ -163,7 +162,7 @@ class PackedText:
         opened = open_shard(self.dataset, shard)
         documents = np.arange(block * BLOCK, min((block + 1) * BLOCK, len(opened)))
         if self.seed is not None:
-            keys = random_bits(self.seed, _ORDER, epoch, shard, documents)
+            keys = random_bits(self.seed, DataStream.DOCUMENT_ORDER, epoch, shard, documents)
             documents = documents[np.argsort(keys, kind="stable")]
         lengths = opened.offsets[documents + 1] - opened.offsets[documents] + 2
         return documents.tolist(), (_block_starts(opened)[block] + _starts(lengths)[:-1]).tolist()
@@ -202,7 +201,7 @@ class Documents:
             if self.seed is not None and self.open_ends.probability:
                 offsets = open_shard(self.dataset, shard).offsets
                 texts = offsets[document + 1] - offsets[document]
-                ends, key = self.open_ends, (self.seed, _OPEN_TEXT, epochs[mine], indices[mine])
+                ends, key = self.open_ends, (self.seed, DataStream.OPEN_TEXT, epochs[mine], indices[mine])
                 fill = ends.fill(texts, min(ends.text, self._body - 1), ends.probability, *key)
                 lengths[mine] += np.where(end - begin == texts + 2, fill - 1, 0)
         return lengths
@@ -286,8 +285,8 @@ class Pairs:
         media_fill = ones
         if self.task == Task.AUDIO_TEXT:
             chance = ends.probability * ends.audio_share
-            media_fill = ends.fill(media, ends.audio, chance, self.seed, _OPEN_MEDIA, *key)
-        text_fill = ends.fill(text, ends.text, ends.probability, self.seed, _OPEN_TEXT, *key)
+            media_fill = ends.fill(media, ends.audio, chance, self.seed, DataStream.OPEN_MEDIA, *key)
+        text_fill = ends.fill(text, ends.text, ends.probability, self.seed, DataStream.OPEN_TEXT, *key)
         fits = media + media_fill + text + text_fill + PAIR_SPECIALS - 2 <= self._seq_len
         return np.where(fits, media_fill, 1), np.where(fits, text_fill, 1)
 

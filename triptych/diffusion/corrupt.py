@@ -16,15 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.data.mix import permute, random_bits
 from triptych.data.types import Batch
 from triptych.diffusion.schedule import Linear, Schedule, complement_weight
 from triptych.errors import UserError
+from triptych.utils.rng import CorruptStream, permute, random_bits, to_uniform
 from triptych.vocab import Modality, Vocabulary
 
 # R rows, T tokens in a row, S sequences in the batch, M modalities
-
-_STRATUM, _TIME, _MASK, _SIDE, _CHANCE, _END, _END_SHIFT = range(7)  # what a sample's random bits are for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +99,10 @@ def corrupt(
     sequence_RT = np.maximum(batch.segment_ids.astype(np.int64) - 1, 0)
     modality_RT = np.minimum(batch.modality_ids, len(Modality) - 1)
     eligible_RT, whole_RT = _sides(batch, config, sequence_RT)
-    uniform_RT = _uniform(
-        random_bits(config.seed, _MASK, batch.epochs[sequence_RT], batch.sample_ids[sequence_RT], batch.positions)
+    uniform_RT = to_uniform(
+        random_bits(
+            config.seed, CorruptStream.MASK, batch.epochs[sequence_RT], batch.sample_ids[sequence_RT], batch.positions
+        )
     )
     if config.p_text_end:
         _mask_ends(uniform_RT, batch, config, sequence_RT)
@@ -137,8 +137,8 @@ def sample_times(
     columns = []
     for modality in Modality:
         number = modality if config.time_mode == "per_modality" else 0
-        strata = permute(batch.slots, np.array([global_batch]), config.seed, _STRATUM, step, number)
-        inside = _uniform(random_bits(config.seed, _TIME, batch.epochs, batch.sample_ids, number))
+        strata = permute(batch.slots, np.array([global_batch]), config.seed, CorruptStream.STRATUM, step, number)
+        inside = to_uniform(random_bits(config.seed, CorruptStream.TIME, batch.epochs, batch.sample_ids, number))
         columns.append((strata + inside) / global_batch)
     lowest, highest = config.smallest_time, 1 - config.smallest_time if both_ends else 1.0
     return lowest + (highest - lowest) * np.stack(columns, axis=1)
@@ -147,8 +147,8 @@ def sample_times(
 def _sides(batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which positions may be predicted, and which are masked whole without being predicted; both [R, T]."""
     is_pair_S = batch.tasks > 0
-    chance_S = _uniform(random_bits(config.seed, _CHANCE, batch.epochs, batch.sample_ids))
-    only_text_S = random_bits(config.seed, _SIDE, batch.epochs, batch.sample_ids) % np.uint64(2) == 0
+    chance_S = to_uniform(random_bits(config.seed, CorruptStream.CHANCE, batch.epochs, batch.sample_ids))
+    only_text_S = random_bits(config.seed, CorruptStream.SIDE, batch.epochs, batch.sample_ids) % np.uint64(2) == 0
     one_sided_S = is_pair_S & (chance_S < config.p_one_sided)
     prompt_masked_S = is_pair_S & (chance_S >= 1 - config.p_prompt_masked)
 
@@ -163,15 +163,12 @@ def _mask_ends(uniform_RT: np.ndarray, batch: Batch, config: CorruptConfig, sequ
 
     Shifted by one uniform number for all, each number is uniform, so as many are masked as the schedule says.
     """
-    ends_S = _uniform(random_bits(config.seed, _END, batch.epochs, batch.sample_ids)) < config.p_text_end
-    shift_S = _uniform(random_bits(config.seed, _END_SHIFT, batch.epochs, batch.sample_ids))
+    ends_S = (
+        to_uniform(random_bits(config.seed, CorruptStream.TEXT_END, batch.epochs, batch.sample_ids)) < config.p_text_end
+    )
+    shift_S = to_uniform(random_bits(config.seed, CorruptStream.TEXT_END_SHIFT, batch.epochs, batch.sample_ids))
     is_text = batch.maskable & (batch.modality_ids == Modality.TEXT) & ends_S[sequence_RT]
     sequence_n = sequence_RT[is_text]
     _, first_n, place_n, count_n = np.unique(sequence_n, return_index=True, return_inverse=True, return_counts=True)
     rank_n = np.arange(len(sequence_n)) - first_n[place_n]  # a sequence lies in one piece
     uniform_RT[is_text] = (rank_n + shift_S[sequence_n]) / count_n[place_n]
-
-
-def _uniform(bits: np.ndarray) -> np.ndarray:
-    """64 random bits -> [0, 1), with all the 53 bits a double has."""
-    return (bits >> np.uint64(11)) * 2.0**-53

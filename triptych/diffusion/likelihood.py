@@ -12,15 +12,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from triptych.data.mix import random_bits
 from triptych.data.types import Batch
 from triptych.diffusion.corrupt import Corrupted
 from triptych.errors import UserError, did_you_mean
+from triptych.utils.rng import CorruptStream, random_bits
 from triptych.vocab import Modality, Vocabulary
 
 Given = Literal["nothing", "text", "media"]
-
-_COUNT, _ORDER = 101, 102  # apart from what training draws
 
 
 def k_uniform(
@@ -41,11 +39,18 @@ def k_uniform(
     sequences = sequence_RT[rows, columns]
     num_open = np.bincount(sequences, minlength=num_sequences)
 
-    first = random_bits(seed, _COUNT, batch.epochs, batch.sample_ids) % np.maximum(num_open, 1).astype(np.uint64)
+    first = random_bits(seed, CorruptStream.VALIDATION_COUNT, batch.epochs, batch.sample_ids) % np.maximum(
+        num_open, 1
+    ).astype(np.uint64)
     counts = (first.astype(np.int64) + draw * num_open // num_draws) % np.maximum(num_open, 1) + 1
 
     keys = random_bits(
-        seed, _ORDER, draw, batch.epochs[sequences], batch.sample_ids[sequences], batch.positions[rows, columns]
+        seed,
+        CorruptStream.VALIDATION_ORDER,
+        draw,
+        batch.epochs[sequences],
+        batch.sample_ids[sequences],
+        batch.positions[rows, columns],
     )
     order = np.lexsort((keys, sequences))  # by sequence, and within each by its random keys
     starts = np.concatenate([[0], np.cumsum(num_open)])[:-1]

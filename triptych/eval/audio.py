@@ -10,7 +10,7 @@ import numpy as np
 
 from triptych.errors import require
 from triptych.tokenizers.audio import resample
-from triptych.tokenizers.base import Audio
+from triptych.utils.media import Audio
 
 _RATE = 16_000
 _DIGITS = {"1": "one", "2": "two", "3": "three", "4": "four"}

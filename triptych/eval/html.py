@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from triptych.tokenizers.audio import resample
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.mel import MelConfig
+from triptych.utils.media import Audio
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #222; }

@@ -28,9 +28,8 @@ from triptych.sample.batch import Callback
 from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_ended, unconditional
 from triptych.sample.generate import SamplingConfig, generate
 from triptych.sample.presets import SAMPLING_PRESETS, Use
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.tokenizers.pixels import WHITE
+from triptych.utils.media import WHITE, Audio
 from triptych.vocab import Modality, Vocabulary
 
 GAP = "___"

@@ -5,27 +5,15 @@ in the group. So a request gives the same result alone or in any batch.
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.data.mix import random_bits
+from triptych.utils.rng import SampleStream, random_bits, to_uniform
 
 # B requests, T positions
-
-
-class Purpose(IntEnum):
-    """What a random number is for; numbers for different purposes are independent."""
-
-    TOKEN = 0
-    POSITION = 1
-    COUNT = 2
-    REMASK = 3
-    CONFIDENCE = 4
-    LENGTH = 5
 
 
 @dataclass(frozen=True)
@@ -41,11 +29,11 @@ class RequestBatch:
     seeds: tuple[int, ...]
     """One per request."""
 
-    def uniform(self, step: int, purpose: Purpose) -> Tensor:
+    def uniform(self, step: int, stream: SampleStream) -> Tensor:
         """[B, T] float64 in [0, 1), of all the 53 bits a double has."""
         positions = np.arange(self.tokens.shape[1])
-        bits = random_bits(np.array(self.seeds, np.uint64)[:, None], int(purpose), step, positions[None, :])
-        return torch.from_numpy((bits >> np.uint64(11)) * 2.0**-53).to(self.tokens.device)
+        bits = random_bits(np.array(self.seeds, np.uint64)[:, None], int(stream), step, positions[None, :])
+        return torch.from_numpy(to_uniform(bits)).to(self.tokens.device)
 
 
 @dataclass(frozen=True)

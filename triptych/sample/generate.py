@@ -13,20 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.data.mix import random_bits
 from triptych.errors import UserError, did_you_mean
-from triptych.sample.batch import Callback, Proposals, Purpose, RequestBatch, Wants
+from triptych.sample.batch import Callback, Proposals, RequestBatch, Wants
 from triptych.sample.canvas import Canvas, CanvasTokens, Span, lay_out, read_back
 from triptych.sample.forward import MOST_TOKENS, Columns, Network, hidden_states
 from triptych.sample.logits import Categorical, apply_cfg, mask_specials
 from triptych.sample.rank import LOOKS, best, has_a_given_side
 from triptych.sample.samplers import SAMPLERS
+from triptych.utils.rng import FIRST_TOKEN_STEP, SampleStream, random_bits
 from triptych.vocab import Modality, Vocabulary
 
 # B requests, T positions, n rows of one modality, V columns of its softmax
-
-_FIRST_TOKEN = 2**31  # number of the look that begins a text: apart from those of samplers
-_CANDIDATE = 2**32  # number of the draw of a candidate's seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +133,11 @@ def _best(
         raise UserError("best_of judges what is made by what is given: it needs a whole text, picture or sound beside.")
     several = [canvas for canvas in canvases for _ in range(count)]
     # The first has the seed itself: more candidates are never worse than one, as the model sees it.
-    own = [seed if n == 0 else random_bits(seed, _CANDIDATE, n).item() for seed in seeds for n in range(count)]
+    own = [
+        seed if n == 0 else random_bits(seed, SampleStream.CANDIDATE_SEED, n).item()
+        for seed in seeds
+        for n in range(count)
+    ]
     made = generate(network, several, replace(settings, best_of=1), own, device=device, callback=callback)
     return best(network, [made[i : i + count] for i in range(0, len(made), count)], device, settings.num_score_passes)
 
@@ -190,7 +191,7 @@ class _Proposer:
         states = self.look(tokens, where)
         ids, settings = tokens.clone(), self.settings
         log_prob, entropy = torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device)
-        uniform = self.group.uniform(step, Purpose.TOKEN)
+        uniform = self.group.uniform(step, SampleStream.TOKEN)
         for modality in Modality:
             for at, dist in self.distributions(states, where, modality):
                 chosen = dist.draw(uniform[at], settings.temperature, settings.top_p)
@@ -246,7 +247,7 @@ def _choose_lengths(
         for members, layouts in _groups(asked, network.vocabulary, copies=1):
             group = _group(layouts, [seeds[waiting[i]] for i in members], network.vocabulary, device)
             found = _length_laws(network, group, layouts, [asked[i] for i in members], settings)
-            uniform = group.uniform(pick, Purpose.LENGTH)[:, 0].tolist()
+            uniform = group.uniform(pick, SampleStream.LENGTH)[:, 0].tolist()
             for i, (dist, ids), u in zip(members, found, uniform):
                 span = _open_span(asked[i])
                 length = _pick(dist, settings.length, u)
@@ -276,7 +277,7 @@ def _begin_texts(
         where = torch.zeros_like(group.masked)
         where[range(len(layouts)), [layout.starts[-1] for layout in layouts]] = True
         found = _Proposer(network, layouts, group, replace(settings, guidance_scale=1.0))(
-            group.tokens, where, _FIRST_TOKEN
+            group.tokens, where, FIRST_TOKEN_STEP
         )
         for row, i in enumerate(members):
             first = found.ids[row, layouts[row].starts[-1]].cpu().numpy()[None]
@@ -311,7 +312,7 @@ def _length_laws(
         slot = range(start + len(span.ids), start + span.open_slot)
         where[row, slot if settings.single_pass else start + lengths] = True
         asked.append((span, start, lengths, slot))
-    states, uniform = plain.look(group.tokens, where), group.uniform(_FIRST_TOKEN, Purpose.TOKEN)
+    states, uniform = plain.look(group.tokens, where), group.uniform(FIRST_TOKEN_STEP, SampleStream.TOKEN)
     ended = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
     ids = torch.zeros_like(group.tokens)
     for modality in {span.modality for span, *_ in asked}:

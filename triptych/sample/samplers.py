@@ -33,7 +33,8 @@ from torch import Tensor
 
 from triptych.diffusion.schedule import Cosine, Linear, Schedule
 from triptych.errors import UserError, did_you_mean
-from triptych.sample.batch import Callback, Proposals, Propose, Purpose, RequestBatch, Wants
+from triptych.sample.batch import Callback, Proposals, Propose, RequestBatch, Wants
+from triptych.utils.rng import SampleStream
 
 # B requests, T positions
 
@@ -65,7 +66,7 @@ def ancestral(
     def rule(look: _Look, ask: _Ask) -> tuple[Tensor, Tensor]:
         alpha_t, alpha_s = look.alphas(schedule)
         chance_B = ((alpha_s - alpha_t) / (1 - alpha_t)).masked_fill(look.is_last, 1.0)
-        chosen_BT = look.open & (group.uniform(look.step, Purpose.POSITION) < chance_B[:, None])
+        chosen_BT = look.open & (group.uniform(look.step, SampleStream.POSITION) < chance_B[:, None])
         return chosen_BT, ask(chosen_BT).ids
 
     return _run(propose, group, _checked(steps), rule, block_length, callback, idle=True)
@@ -132,8 +133,8 @@ def remdm(
         sigma_B = most_B.clamp(max=strength) if variant == "cap" else strength * most_B
         chance_B = ((alpha_s - (1 - sigma_B) * alpha_t) / (1 - alpha_t)).masked_fill(look.is_last, 1.0)
         sigma_B = sigma_B.masked_fill(look.is_last, 0.0)
-        fill_BT = look.open & (group.uniform(look.step, Purpose.POSITION) < chance_B[:, None])
-        again_BT = look.block & ~look.open & (group.uniform(look.step, Purpose.REMASK) < sigma_B[:, None])
+        fill_BT = look.open & (group.uniform(look.step, SampleStream.POSITION) < chance_B[:, None])
+        again_BT = look.block & ~look.open & (group.uniform(look.step, SampleStream.REMASK) < sigma_B[:, None])
         return fill_BT | again_BT, ask(fill_BT).ids
 
     return _run(propose, group, _checked(steps), rule, block_length, callback, idle=True, to_the_end=True)
@@ -186,7 +187,7 @@ def maskgit(
         aim_B = (look.size * (1 - alpha_s) + 1e-9).long()  # what is whole in exact arithmetic is not rounded down
         left_B = torch.minimum(torch.maximum(aim_B, to_come_B), look.num_open - 1).masked_fill(look.is_last, 0)
         proposals = ask(look.open, "confidence")
-        gumbel_BT = -(-group.uniform(look.step, Purpose.CONFIDENCE).clamp(min=2.0**-54).log()).log()
+        gumbel_BT = -(-group.uniform(look.step, SampleStream.CONFIDENCE).clamp(min=2.0**-54).log()).log()
         noise_B = choice_temperature * (to_come_B / look.steps)
         confidence_BT = proposals.log_prob + noise_B[:, None] * gumbel_BT
         return _lowest(-confidence_BT, look.open, look.num_open - left_B), proposals.ids
@@ -408,7 +409,7 @@ def _at_random(group: RequestBatch) -> _Rule:
     """Equal numbers of random positions at every look, chosen before it."""
 
     def rule(look: _Look, ask: _Ask) -> tuple[Tensor, Tensor]:
-        chosen_BT = _lowest(group.uniform(look.step, Purpose.POSITION), look.open, look.equal_share)
+        chosen_BT = _lowest(group.uniform(look.step, SampleStream.POSITION), look.open, look.equal_share)
         return chosen_BT, ask(chosen_BT).ids
 
     return rule

@@ -27,7 +27,7 @@ from triptych.scenes.grammar import CATEGORIES
 from triptych.scenes.image import draw, place
 from triptych.scenes.judge import read, shows, tells
 from triptych.scenes.samples import SPLITS, scene_sample
-from triptych.tokenizers.base import Audio
+from triptych.utils.media import Audio
 from triptych.vocab import Task
 
 _LEAST_FOR_KID = 5 * SUBSET  # pictures: of fewer, subsets would be nearly the same

@@ -10,7 +10,7 @@ from triptych.scenes import grammar
 from triptych.scenes.grammar import Scene
 from triptych.scenes.image import Placed, draw, place
 from triptych.scenes.speech import speak
-from triptych.tokenizers.base import Audio
+from triptych.utils.media import Audio
 from triptych.vocab import Task
 
 SPLITS = ("train", "validation", "test")

@@ -7,7 +7,7 @@ import numpy as np
 
 from triptych.errors import require
 from triptych.scenes.grammar import spoken_parts
-from triptych.tokenizers.base import Audio
+from triptych.utils.media import Audio
 
 FRAME = 0.04  # seconds, of the embedded audio tokenizer: see docs/decisions/0013 on why parts fill whole frames
 LONGEST_REST = 5  # frames of quiet at the end

@@ -11,9 +11,9 @@ from triptych.eval.image import psnr
 from triptych.scenes.image import PICTURE
 from triptych.scenes.judge import score
 from triptych.scenes.samples import scene_sample
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.mel_rvq import MelRVQ
+from triptych.utils.media import Audio
 from triptych.vocab import Task
 
 

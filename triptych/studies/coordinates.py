@@ -23,7 +23,7 @@ from triptych.data.loader import Loader
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer
 from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, member
-from triptych.studies.base import StudyRecords, Study, grid
+from triptych.studies.base import Study, StudyRecords, grid
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.ranks import Ranks

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.errors import CheckpointError, DataError, UserError, require
-from triptych.tokenizers.base import Audio, Tokenizer, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.base import Tokenizer, hash_arrays, read_spec, write_spec
+from triptych.utils.media import Audio
 from triptych.vocab import Modality
 
 # B batch, K codebooks, F frames, T samples

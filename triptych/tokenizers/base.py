@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -11,26 +10,14 @@ import numpy as np
 from PIL.Image import Image
 
 from triptych.errors import CheckpointError
+from triptych.utils.media import Audio
 from triptych.vocab import Modality
-
-
-@dataclass(frozen=True)
-class Audio:
-    """One channel of float32 samples in [-1, 1] and their rate in Hz."""
-
-    samples: np.ndarray
-    rate: int
-
-    @property
-    def seconds(self) -> float:
-        return len(self.samples) / self.rate
-
 
 Item = TypeVar("Item")
 
 
 class Tokenizer(Protocol[Item]):
-    """Item is `str` for text, `PIL.Image.Image` (RGB) for images, `Sound` for audio.
+    """Item is `str` for text, `PIL.Image.Image` (RGB) for images, `Audio` for audio.
 
     Encoding and decoding are batched and deterministic: an item's ids do not depend on what else is in the batch.
     Ids are local (from 0), 1-D, int32. `fingerprint` is the SHA-256 of everything that decides an id's meaning.

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.tokenizers.audio import resample
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.mel import MelConfig
 from triptych.tokenizers.mel_rvq import STACK, MelRVQ, SpectrumDecoder
+from triptych.utils.media import Audio
 
 Report = Callable[[str], None]
 

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from triptych.errors import CheckpointError
 from triptych.tokenizers.audio import check_frames, check_sound, resample
-from triptych.tokenizers.base import Audio, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.base import hash_arrays, read_spec, write_spec
 from triptych.tokenizers.mel import MelConfig, griffin_lim
+from triptych.utils.media import Audio
 from triptych.vocab import Modality
 
 # B batch, N token frames (25 Hz), T mel frames (100 Hz), F frequencies, C channels, K codebooks

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-WHITE = (255, 255, 255)
+from triptych.utils.media import WHITE
 
 
 def resize_with_white_padding(image: Image.Image, size: int) -> Image.Image:

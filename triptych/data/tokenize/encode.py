@@ -9,11 +9,11 @@ import numpy as np
 
 from triptych.data.sources import BadSample, Item
 from triptych.data.tokenize.settings import TokenizeSettings
-from triptych.data.transforms import open_image, open_sound, paper_transform, resize_with_white_padding
+from triptych.data.transforms import paper_transform, resize_with_white_padding
 from triptych.data.types import RawSample, TokenSample
 from triptych.errors import UserError
-from triptych.tokenizers.base import Audio
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.media import Audio, read_audio, read_image
 from triptych.vocab import Modality, Task
 
 Outcome = list[TokenSample] | BadSample
@@ -68,7 +68,7 @@ class Encoder:
     def _open_image(self, item: RawSample, number: int) -> _Opened | BadSample:
         assert item.media is not None
         try:
-            image = open_image(item.media)
+            image = read_image(item.media)
         except UserError as error:
             return BadSample(item.key, f"bad image: {error}")
         size = self._media.resolution
@@ -85,7 +85,7 @@ class Encoder:
         limit, cut = self._settings.max_seconds, self._settings.too_long == "cut"
         try:
             # A second more than allowed is enough to see that it is too long, without decoding hours.
-            sound: Audio = open_sound(
+            sound: Audio = read_audio(
                 item.media,
                 item.offset_seconds,
                 item.duration_seconds,
