@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from triptych import __version__
-from triptych.cli.main import VERBS, main
+from triptych.cli.main import COMMANDS, main
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.text import ByteBPE
 from triptych.vocab import Vocabulary
@@ -53,7 +53,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code, took, heavy = result.stderr.split(maxsplit=2)
     assert (code, heavy.strip()) == ("0", "[]")
     assert float(took) < 0.3
-    for name, verb in VERBS.items():
+    for name, verb in COMMANDS.items():
         assert f"triptych {name}" in result.stdout
         assert verb.summary in result.stdout
 
@@ -67,7 +67,7 @@ def test_help_answers_well_under_half_a_second() -> None:
     assert min(seconds() for _ in range(3)) < 0.5
 
 
-@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_verb_explains_itself(name: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*name.split(), "--help"])

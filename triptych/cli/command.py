@@ -1,4 +1,4 @@
-"""What a verb is, and what the arguments of several have in common."""
+"""What a command is, and what the arguments of several commands have in common."""
 
 import argparse
 import os
@@ -9,20 +9,27 @@ from typing import Any
 
 from triptych.errors import UserError, did_you_mean
 
+USE, TRAIN, DATA, PLAN, STUDY = "use a model", "train", "data", "plan and scale", "study"
+GROUPS = (USE, TRAIN, DATA, PLAN, STUDY)
+"""Sections of `triptych --help`, in order."""
+
 
 @dataclass(frozen=True)
-class Verb:
+class Command:
     summary: str
     """One line for the overview."""
     describe: Callable[[argparse.ArgumentParser], None]
-    """Adds the description and the arguments."""
+    """Adds the description and the arguments. Imports nothing heavy."""
     run: Callable[[argparse.Namespace], None]
+    """Runs the command. Imports what it needs itself, so that `triptych --help` answers at once."""
+    group: str = USE
+    """Section of the overview."""
     when_stopped: str = "stopped."
-    """What to say after Ctrl-C or SIGTERM."""
+    """Message after Ctrl-C or SIGTERM."""
 
 
 def one_of(known: list[str]) -> dict[str, Any]:
-    """What `choices` of argparse does, but an unknown name is answered with the nearest known one."""
+    """Like `choices` of argparse, but the error suggests the nearest known name."""
 
     def parse(name: str) -> str:
         if name not in known:
@@ -32,45 +39,44 @@ def one_of(known: list[str]) -> dict[str, Any]:
     return {"type": parse, "metavar": "{" + ",".join(known) + "}"}
 
 
-def device_named(name: str) -> Any:
-    """The torch device of that name, if this machine has it."""
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"--device {name} cannot be used here ({reason}). Use cpu, or cuda where there is one."
-        ) from None
-    return device
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: auto)")
 
 
-def open_model(source: str, device: Any = "cpu") -> Any:
-    """A model by any of its names: embedded, a saved folder, a hub name, or the folder of a run.
-
-    What reads runs takes a third of the time until a first answer to import, and is imported for runs only.
-    """
-    from triptych.hub.format import BUILTIN_MODELS
-
-    if source not in BUILTIN_MODELS and (Path(source) / "checkpoints").is_dir():
-        from triptych.hub.export import pipeline_of_run
-
-        return pipeline_of_run(Path(source)).to(device)
-    from triptych.hub.pipeline import Pipeline
-
-    return Pipeline.from_pretrained(source, device=device)
+def add_model(parser: argparse.ArgumentParser, default: str = "scenes") -> None:
+    parser.add_argument(
+        "--model",
+        default=default,
+        metavar="MODEL",
+        help=f"built-in name, folder of a saved model or of a run, or hf://OWNER/NAME (default: {default})",
+    )
 
 
-def cpus() -> int:
-    """How many this process may use."""
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json means the same in every command: the result as JSON, on standard output or in a file."""
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="print the result as JSON, or write it to FILE"
+    )
+
+
+def write_json(result: Any, target: str) -> None:
+    """What `--json` asks for; "-" is standard output."""
+    import json
+
+    text = json.dumps(result, indent=2) + "\n"
+    if target == "-":
+        print(text, end="")
+        return
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    Path(target).write_text(text)
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def short(number: float) -> str:
-    """Three digits and a letter."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}" if number < 1e15 else f"{number:.1e}"
-    return f"{number:.3g}"
+def check_path_free(path: Path, *, force: bool) -> None:
+    """Existing files are replaced only with --force."""
+    if path.exists() and not force:
+        raise UserError(f"{path} exists; use --force to replace it, or another --out.")

@@ -2,7 +2,7 @@
 
 import argparse
 
-from triptych.cli.command import Verb, cpus, one_of
+from triptych.cli.command import Command, num_cpus, one_of
 
 # -- tokenize ---------------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ def _describe_tokenize(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--workers",
         type=int,
-        default=min(8, cpus()),
+        default=min(8, num_cpus()),
         metavar="N",
         help="processes; 0 works in this one (default: %(default)s)",
     )
@@ -172,13 +172,13 @@ def _run_tokenizers(args: argparse.Namespace) -> None:
 
 # -- all of them ------------------------------------------------------------------------------------------------------
 
-VERBS = {
-    "tokenize": Verb(
+COMMANDS = {
+    "tokenize": Command(
         "turn text, pictures or speech into a data set",
         _describe_tokenize,
         _run_tokenize,
         when_stopped="stopped; run the same command again to go on.",
     ),
-    "data show": Verb("look into a data set, and decode samples back to files", _describe_show, _run_show),
-    "tokenizers make": Verb("gather the paper's tokenizers in a folder", _describe_tokenizers, _run_tokenizers),
+    "data show": Command("look into a data set, and decode samples back to files", _describe_show, _run_show),
+    "tokenizers make": Command("gather the paper's tokenizers in a folder", _describe_tokenizers, _run_tokenizers),
 }

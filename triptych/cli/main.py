@@ -9,12 +9,19 @@ from typing import Any, NoReturn
 
 import triptych
 from triptych.cli import data, model, plan, scaling, scenes, study, verify
-from triptych.cli.command import Verb
+from triptych.cli.command import Command
 from triptych.errors import UserError, did_you_mean
 
-_FIRST = {"demo": scenes.VERBS["demo"]}
-VERBS: dict[str, Verb] = (
-    _FIRST | model.VERBS | plan.VERBS | study.VERBS | scaling.VERBS | data.VERBS | verify.VERBS | scenes.VERBS
+_FIRST = {"demo": scenes.COMMANDS["demo"]}
+COMMANDS: dict[str, Command] = (
+    _FIRST
+    | model.COMMANDS
+    | plan.COMMANDS
+    | study.COMMANDS
+    | scaling.COMMANDS
+    | data.COMMANDS
+    | verify.COMMANDS
+    | scenes.COMMANDS
 )
 
 _HELP = ("-h", "--help", "help")
@@ -22,19 +29,19 @@ _PREEMPTED, _INTERRUPTED = 75, 130  # exit codes after SIGTERM and Ctrl-C
 
 
 def _summaries(names: Sequence[str]) -> str:
-    return "\n".join(f"  triptych {name:16} {VERBS[name].summary}" for name in names)
+    return "\n".join(f"  triptych {name:16} {COMMANDS[name].summary}" for name in names)
 
 
 def _group(word: str) -> list[str]:
     """The verbs of two words that begin with this one."""
-    return [name for name in VERBS if name.startswith(f"{word} ")]
+    return [name for name in COMMANDS if name.startswith(f"{word} ")]
 
 
 def _overview() -> str:
     return f"""\
 Triptych: one masked-diffusion model for text, images and audio.
 
-{_summaries(list(VERBS))}
+{_summaries(list(COMMANDS))}
 
 start with:
   triptych demo                                  draws, captions, answers, speaks, listens, fills in
@@ -68,20 +75,20 @@ def _choose(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The verb that the words begin with, and the words behind it."""
     for length in (2, 1):
         name = " ".join(words[:length])
-        if name in VERBS:
+        if name in COMMANDS:
             return name, words[length:]
     members = _group(words[0])
     if members and len(words) == 1:
         raise UserError(f"`triptych {words[0]}` needs a second word: {' or '.join(members)}.")
     if members:
         raise UserError(f"unknown verb {' '.join(words[:2])!r}.{did_you_mean(' '.join(words[:2]), members)}")
-    raise UserError(f"unknown verb {words[0]!r}.{did_you_mean(words[0], list(VERBS))}")
+    raise UserError(f"unknown verb {words[0]!r}.{did_you_mean(words[0], list(COMMANDS))}")
 
 
-def parse(words: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
+def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     """What a command line asks for."""
     name, rest = _choose(words)
-    verb = VERBS[name]
+    verb = COMMANDS[name]
     parser = _Parser(
         f"triptych {name}",
         allow_abbrev=False,
@@ -107,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words or words in (["-h"], ["--help"], ["help"]):
             print(_overview())
             return 0
-        if len(words) == 2 and words[1] in _HELP and words[0] not in VERBS and _group(words[0]):
+        if len(words) == 2 and words[1] in _HELP and words[0] not in COMMANDS and _group(words[0]):
             print(_summaries(_group(words[0])))
             return 0
         if words[0] == "help":  # `triptych help tokenize`

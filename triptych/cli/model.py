@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.command import Verb, device_named, one_of, open_model
+from triptych.cli.command import Command, device_named, one_of, open_model
 from triptych.errors import UserError, did_you_mean
 
 # -- train ------------------------------------------------------------------------------------------------------------
@@ -402,8 +402,10 @@ def _runs() -> list[str]:
     return [path.parent.name for path in Path("runs").glob("*/checkpoints")]
 
 
-VERBS = {
-    "train": Verb("train a model by a recipe", _describe_train, _run_train),
-    "generate": Verb("text, pictures and speech from one model, in any direction", _describe_generate, _run_generate),
-    "export": Verb("write a run's newest weights as a model to load", _describe_export, _run_export),
+COMMANDS = {
+    "train": Command("train a model by a recipe", _describe_train, _run_train),
+    "generate": Command(
+        "text, pictures and speech from one model, in any direction", _describe_generate, _run_generate
+    ),
+    "export": Command("write a run's newest weights as a model to load", _describe_export, _run_export),
 }

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from triptych.cli.args import positive
-from triptych.cli.command import Verb, short
+from triptych.cli.command import Command
 from triptych.cli.scaling import interval_text, recipe_and_changes
 from triptych.errors import UserError
+from triptych.utils.units import human_number
 
 
 def _describe_plan(parser: argparse.ArgumentParser) -> None:
@@ -199,12 +200,12 @@ def _print_estimate(found: Any) -> None:
     cost = "" if found.cost is None else f", ${found.cost:,.0f} at ${found.price:g}"
     tell(
         "tokens",
-        f"{short(found.tokens)} in {short(found.positions)} positions and {config.num_steps:,} steps",
+        f"{human_number(found.tokens)} in {human_number(found.positions)} positions and {config.num_steps:,} steps",
         f"{1 - found.tokens / found.positions:.1%} is padding, {ORIGINS[found.batches.origin]}",
     )
     tell(
         "compute-optimal",
-        f"{short(best)} tokens by the paper's law",
+        f"{human_number(best)} tokens by the paper's law",
         f"the run has {found.tokens / best:.3g} x as many",
     )
     tell(
@@ -277,10 +278,10 @@ def _run_budget(args: argparse.Namespace) -> None:
         if each.cell is not None:
             run, cell = each.cell.config, each.cell
             shape, batch = f"{run.model.num_layers} x {run.model.width}", run.loader.global_batch
-            model = f"{shape:>13} {short(cell.N):>7}  {short(cell.D):>7}  {batch:6,}  {run.num_steps:,}"
+            model = f"{shape:>13} {human_number(cell.N):>7}  {human_number(cell.D):>7}  {batch:6,}  {run.num_steps:,}"
         note = f"   ({each.note})" if each.note else ""
         print(
-            f"  {each.law:24} {short(best.N):>7}  {short(best.D):>7}  {best.tokens_per_parameter:6.3g}   {model}{note}"
+            f"  {each.law:24} {human_number(best.N):>7}  {human_number(best.D):>7}  {best.tokens_per_parameter:6.3g}   {model}{note}"
         )
         if each.intervals:
             reach = [f"{name} {interval_text(*ends)}" for name, ends in each.intervals.items()]
@@ -294,4 +295,4 @@ def _run_budget(args: argparse.Namespace) -> None:
         print(f"the first of these models: {first}")
 
 
-VERBS = {"plan": Verb("what a recipe comes to, or which model suits a budget", _describe_plan, _run_plan)}
+COMMANDS = {"plan": Command("what a recipe comes to, or which model suits a budget", _describe_plan, _run_plan)}

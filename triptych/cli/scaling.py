@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from triptych.cli.args import positive, two_numbers, whole_number
-from triptych.cli.command import Verb, one_of, short
+from triptych.cli.command import Command, one_of
 from triptych.errors import UserError
+from triptych.utils.units import human_number
 
 _LAWS = ["best", "joint", "additive", "noise"]
 
@@ -107,7 +108,8 @@ def _run_fit(args: argparse.Namespace) -> None:
             draw_fit(chosen, per_token or SIX_N, args.figure)
         return
     columns = ", ".join(
-        f"{name} {short(np.min(column))} to {short(np.max(column))}" for name, column in zip(names, runs.columns)
+        f"{name} {human_number(np.min(column))} to {human_number(np.max(column))}"
+        for name, column in zip(names, runs.columns)
     )
     print(f"{args.runs}: {len(runs)} runs, {columns}, loss {runs.loss.min():.4g} to {runs.loss.max():.4g}\n")
     print(f"{'law':10} {'':26} {'R2':>8} {'MRE':>7}   {'held out:':>9} {'R2':>8} {'MRE':>7}")
@@ -155,7 +157,7 @@ def _print_law(fit: Any) -> None:
 
 
 def interval_text(low: float, high: float) -> str:
-    return f"({short(low)} to {short(high)})" if low == low else "(not decided)"
+    return f"({human_number(low)} to {human_number(high)})" if low == low else "(not decided)"
 
 
 def _print_best(best: list[Any], *, is_counted: bool, most: float) -> None:
@@ -166,7 +168,7 @@ def _print_best(best: list[Any], *, is_counted: bool, most: float) -> None:
         ends = {name: interval_text(low, high) for name, (low, high) in each.intervals.items()}
         far = "" if each.flops <= 10 * most else f"   {each.flops / most:,.0f} x the largest run: far out"
         print(
-            f"  {each.flops:8.3g}   {short(each.N):>6} {ends['N']:>15}   {short(each.D):>6} {ends['D']:>15}   "
+            f"  {each.flops:8.3g}   {human_number(each.N):>6} {ends['N']:>15}   {human_number(each.D):>6} {ends['D']:>15}   "
             f"{each.D / each.N:6.3g}   {each.loss:5.3f} {ends['loss']:>14}{far}"
         )
 
@@ -250,7 +252,7 @@ def _run_grid(args: argparse.Namespace) -> None:
         )  # fmt: skip
         print(f"{budget:9.3g}   {len(row):4}   " + "   ".join(f"{text:>{width}}" for text, width in columns))
     print(
-        f"\n{len(runs)} runs, {sum(run.C for run in runs):.3g} FLOPs, {short(sum(run.D for run in runs))} tokens; "
+        f"\n{len(runs)} runs, {sum(run.C for run in runs):.3g} FLOPs, {human_number(sum(run.D for run in runs))} tokens; "
         f"the largest run has {max(run.C for run in runs):.3g} FLOPs"
     )
     if hours:
@@ -268,7 +270,7 @@ def recipe_and_changes(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def _ends(values: Sequence[float]) -> str:
-    return f"{short(min(values))} to {short(max(values))}"
+    return f"{human_number(min(values))} to {human_number(max(values))}"
 
 
 def _hours(args: argparse.Namespace, flops: float) -> dict[str, Any]:
@@ -323,10 +325,10 @@ def _run_sweep(args: argparse.Namespace) -> None:
     print(f"all {found.num_runs} runs are done: triptych fit {args.grid / 'records.jsonl'}")
 
 
-VERBS = {
-    "fit": Verb("a scaling law of your runs, with intervals, and what it advises", _describe_fit, _run_fit),
-    "plan grid": Verb("an isoFLOP grid: its runs, what it costs, the commands", _describe_grid, _run_grid),
-    "sweep": Verb(
+COMMANDS = {
+    "fit": Command("a scaling law of your runs, with intervals, and what it advises", _describe_fit, _run_fit),
+    "plan grid": Command("an isoFLOP grid: its runs, what it costs, the commands", _describe_grid, _run_grid),
+    "sweep": Command(
         "do the runs of a planned grid, together with whoever else does",
         _describe_sweep,
         _run_sweep,

@@ -2,7 +2,7 @@
 
 import argparse
 
-from triptych.cli.command import Verb, cpus, one_of, open_model
+from triptych.cli.command import Command, num_cpus, one_of
 from triptych.errors import UserError, did_you_mean
 
 # -- demo -------------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ A run that was stopped goes on when the same command is run again."""
     parser.add_argument("--task", **one_of(labels), action="append", help="one task only; may be repeated")
     parser.add_argument("--samples", type=int, default=1000, metavar="N", help="of each task (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--workers", type=int, default=min(8, cpus()), metavar="N", help="default: %(default)s")
+    parser.add_argument("--workers", type=int, default=min(8, num_cpus()), metavar="N", help="default: %(default)s")
 
 
 def _run_write(args: argparse.Namespace) -> None:
@@ -95,7 +95,7 @@ A run that was stopped goes on when the same command is run again."""
     parser.add_argument("--pictures", type=int, default=60_000, metavar="N", help="default: %(default)s")
     parser.add_argument("--speech", type=int, default=24_000, metavar="N", help="default: %(default)s")
     parser.add_argument("--validation", type=int, default=1000, metavar="N", help="of each (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=min(8, cpus()), metavar="N", help="default: %(default)s")
+    parser.add_argument("--workers", type=int, default=min(8, num_cpus()), metavar="N", help="default: %(default)s")
 
 
 def _run_make(args: argparse.Namespace) -> None:
@@ -220,6 +220,7 @@ def _run_eval_scenes(args: argparse.Namespace) -> None:
     import sys
     from pathlib import Path
 
+    from triptych.hub.pipeline import Pipeline
     from triptych.scenes.exam import DIRECTIONS, examine
     from triptych.training.logging import environment
 
@@ -233,7 +234,7 @@ def _run_eval_scenes(args: argparse.Namespace) -> None:
     if args.preset is not None:
         changed["preset"] = args.preset
     found = examine(
-        open_model(args.model),
+        Pipeline.from_pretrained(args.model),
         args.pictures,
         args.sounds,
         split=args.split,
@@ -251,21 +252,21 @@ def _run_eval_scenes(args: argparse.Namespace) -> None:
 
 # -- all of them ------------------------------------------------------------------------------------------------------
 
-VERBS = {
-    "demo": Verb("see and hear the embedded model in every direction", _describe_demo, _run_demo),
-    "scenes write": Verb(
+COMMANDS = {
+    "demo": Command("see and hear the embedded model in every direction", _describe_demo, _run_demo),
+    "scenes write": Command(
         "write the embedded world as ordinary files",
         _describe_write,
         _run_write,
         when_stopped="stopped; run the same command again to go on.",
     ),
-    "scenes make": Verb(
+    "scenes make": Command(
         "make the embedded world's data sets, ready to train on",
         _describe_make,
         _run_make,
         when_stopped="stopped; run the same command again to go on.",
     ),
-    "scenes fit": Verb("fit the embedded tokenizers anew", _describe_fit, _run_fit),
-    "eval scenes": Verb("examine a model in every direction", _describe_eval_scenes, _run_eval_scenes),
-    "eval tokenizers": Verb("measure what tokenizers keep", _describe_eval_tokenizers, _run_eval_tokenizers),
+    "scenes fit": Command("fit the embedded tokenizers anew", _describe_fit, _run_fit),
+    "eval scenes": Command("examine a model in every direction", _describe_eval_scenes, _run_eval_scenes),
+    "eval tokenizers": Command("measure what tokenizers keep", _describe_eval_tokenizers, _run_eval_tokenizers),
 }

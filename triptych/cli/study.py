@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.command import Verb
+from triptych.cli.command import Command
 from triptych.errors import UserError
 
 # By name: the module, and the question it answers. Modules are imported when they are asked for: they load torch.
@@ -90,8 +90,8 @@ def _run(name: str, args: argparse.Namespace) -> None:
     print(f"drew {args.out / 'figure.png'}")
 
 
-VERBS = {
-    f"study {name}": Verb(
+COMMANDS = {
+    f"study {name}": Command(
         question,
         partial(_describe, name),
         partial(_run, name),

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from triptych.cli.command import Verb
+from triptych.cli.command import Command
 from triptych.errors import CheckpointError, UserError
 
 
@@ -71,4 +71,4 @@ def _verify_checkpoints(folder: Path) -> None:
         )
 
 
-VERBS = {"verify": Verb("check data sets, checkpoints and models for damage", _describe, _run)}
+COMMANDS = {"verify": Command("check data sets, checkpoints and models for damage", _describe, _run)}

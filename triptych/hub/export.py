@@ -10,11 +10,11 @@ from triptych.hub.format import Limits
 from triptych.hub.pipeline import Pipeline
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.recipes import recipe
-from triptych.scenes import grammar
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training import checkpoint as ckpt
-from triptych.training.config import differences, fill_in, to_json
+from triptych.training.config import PromptConfig, differences, fill_in, to_json
 from triptych.training.logging import read_records
+from triptych.utils.legacy import with_current_keys
 
 
 def pipeline_of_run(folder: Path) -> Pipeline:
@@ -23,7 +23,7 @@ def pipeline_of_run(folder: Path) -> Pipeline:
     if not saved:
         raise CheckpointError(f"{folder} holds no checkpoint yet; train it first, or name a saved model.")
     found = ckpt.load(saved[-1], "model", "ema")
-    config = found.state["config"]
+    config = _saved_config(found.state["config"])
     bundle = TokenizerBundle.load(config["tokenizers"])
     if found.state["vocabulary"] != bundle.vocabulary.fingerprint or found.state["tokenizers"] != bundle.fingerprints:
         raise CheckpointError(
@@ -31,8 +31,20 @@ def pipeline_of_run(folder: Path) -> Pipeline:
         )
     model = Transformer(ModelConfig(**found.state.get("shape", config["model"])), bundle.vocabulary)
     model.load_state_dict(found.part("ema") or found.part("model"))
-    presets = config.get("world") or "paper"
+    presets = config["sampling_preset"]
     return Pipeline(model, bundle, limits_of(config), presets=presets, card=write_card(folder, found.step, model))
+
+
+def _saved_config(saved: dict[str, Any]) -> dict[str, Any]:
+    """The configuration in a checkpoint, with current keys and everything the recipe of its name would add today."""
+    config = with_current_keys(saved)
+    if "prompts" not in config:
+        try:
+            planned = to_json(recipe(config["recipe"]))
+        except (KeyError, UserError):
+            planned = {"prompts": to_json(PromptConfig()), "sampling_preset": "paper"}
+        config |= {key: planned[key] for key in ("prompts", "sampling_preset")}
+    return config
 
 
 def limits_of(config: dict[str, Any]) -> Limits:
@@ -42,8 +54,8 @@ def limits_of(config: dict[str, Any]) -> Limits:
         seq_len=seq_len,
         text_slot=ends["text"] if ends["probability"] and ends["text"] else None,
         audio_slot=ends["audio"] if ends["probability"] * ends["audio_share"] and ends["audio"] else None,
-        words=grammar.words() if config.get("world") == "scenes" else (),
-        caption_prompt=grammar.CAPTION_PROMPT if config.get("world") == "scenes" else "",
+        words=tuple(config["prompts"]["words"]),
+        caption_prompt=config["prompts"]["caption_prompt"],
     )
 
 

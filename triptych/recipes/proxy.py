@@ -42,7 +42,7 @@ def family() -> RunConfig:
     tasks = ("text", "image-text", "audio-text")
     return RunConfig(
         recipe="family",
-        world="scenes",
+        sampling_preset="scenes",
         model=ModelConfig(
             **_sizes(BASE_WIDTH, BASE_LAYERS), softmax_scope="modality", max_learned_positions=120, init_std=INIT_STD
         ),

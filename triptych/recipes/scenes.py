@@ -9,8 +9,10 @@ from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Cosine, Linear
 from triptych.model.transformer import ModelConfig
 from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, from_base
-from triptych.training.config import RunConfig, ValidationConfig
+from triptych.scenes import grammar
+from triptych.training.config import PromptConfig, RunConfig, ValidationConfig
 
+EXAMPLES = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
 TASKS = ("text", "image-text", "audio-text")
 
 
@@ -18,7 +20,8 @@ def scenes() -> RunConfig:
     """The shipped model: text, pictures and speech of the embedded world."""
     return RunConfig(
         recipe="scenes",
-        world="scenes",
+        prompts=PromptConfig(words=grammar.words(), caption_prompt=grammar.CAPTION_PROMPT, examples=EXAMPLES),
+        sampling_preset="scenes",
         model=ModelConfig(
             num_layers=6,
             width=192,

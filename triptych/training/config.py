@@ -122,6 +122,18 @@ class GuardConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptConfig:
+    """What users of the trained model may type. It is saved with the model and changes no weight."""
+
+    words: tuple[str, ...] = ()
+    """All words the model knows, in lower case, if its world is small; other words are then refused. Empty: any text."""
+    caption_prompt: str = ""
+    """Text that a caption starts with; it is removed from results. Empty if every text of an image is a caption."""
+    examples: tuple[str, ...] = ()
+    """Texts that TensorBoard draws and speaks at each validation."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A training run."""
 
@@ -136,9 +148,10 @@ class RunConfig:
     validation_data: tuple[str, ...] = ()
     tokenizers: str = "scenes"
     """The bundle the data were made with: a folder, or the name of embedded ones."""
-    world: Literal["scenes"] | None = None
-    """The embedded world all data are of: its words are then the only ones the model takes, and it is sampled with
-    that world's presets."""
+    prompts: PromptConfig = field(default_factory=PromptConfig)
+    """What users of the trained model may type."""
+    sampling_preset: str = "paper"
+    """The preset that the trained model is sampled with by default."""
     init_from: str | None = None
     """A saved model, a folder or the name of an embedded one, whose weights a new run begins with. It must have the
     run's shape and tokenizers; the optimizer begins anew."""
@@ -219,7 +232,8 @@ _FREE = {
         "tensorboard",
         "validation",
         "validation_data",
-        "world",
+        "prompts",
+        "sampling_preset",
         "data",
         "tokenizers",
     ),

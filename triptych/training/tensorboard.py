@@ -14,7 +14,6 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import to_json
 from triptych.training.setup import Run
 
-PROMPTS = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
 _SECONDS = 2.0  # of speech, where the model has not learned to choose
 
 
@@ -47,12 +46,13 @@ class Board:
     @torch.no_grad()
     def show_samples(self, run: Run, model: Transformer) -> None:
         """Draw and speak a few prompts. Only a model of the embedded world has such prompts."""
-        if run.config.world != "scenes":
+        prompts = run.config.prompts.examples
+        if not prompts:
             return
         pipe = Pipeline(model, self.bundle, limits_of(to_json(run.config)))
-        for prompt, picture in zip(PROMPTS, pipe.text_to_image(list(PROMPTS), num_steps=16)):
+        for prompt, picture in zip(prompts, pipe.text_to_image(list(prompts), num_steps=16)):
             self._writer.add_image(prompt, np.asarray(picture), run.step, dataformats="HWC")
-        sound = pipe.speak(PROMPTS[2], None if pipe.limits.audio_slot else _SECONDS)
-        self._writer.add_audio(PROMPTS[2], torch.from_numpy(sound.samples)[None], run.step, sound.rate)
+        sound = pipe.speak(prompts[-1], None if pipe.limits.audio_slot else _SECONDS)
+        self._writer.add_audio(prompts[-1], torch.from_numpy(sound.samples)[None], run.step, sound.rate)
         model.train()
         self._writer.flush()

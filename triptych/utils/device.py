@@ -1,0 +1,27 @@
+"""Devices by name: "auto", "cpu", "cuda", "cuda:1", "mps"."""
+
+from typing import TYPE_CHECKING
+
+from triptych.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def resolve_device(name: "str | torch.device") -> "torch.device":
+    """The torch device of that name, if this machine has it; "auto" is the first of CUDA, MPS and CPU."""
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(
+            f"the device {str(name)!r} cannot be used on this machine ({reason}). Use auto or cpu."
+        ) from None
+    return device

@@ -1,0 +1,17 @@
+"""Numbers for people: short forms of counts and bytes."""
+
+
+def human_number(number: float) -> str:
+    """Three digits and a letter: 1.24M."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}" if number < 1e15 else f"{number:.1e}"
+    return f"{number:.3g}"
+
+
+def human_bytes(number: float) -> str:
+    """Three digits and a decimal unit: 3.2 GB."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if number >= size:
+            return f"{number / size:,.3g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
+    return f"{number / 1e3:,.3g} kB"
