@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test faults lint format bench clean
+.PHONY: demo test docs faults lint format bench clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/bin/python:
@@ -28,6 +28,12 @@ demo: $(VENV)/.installed-data
 
 test: $(VENV)/.installed-all lint
 	$(BIN)/python -m pytest -n 2
+
+# The documentation site, in site/; fails on a link, an anchor or a name that leads nowhere.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "wrote site/index.html; $(BIN)/mkdocs serve shows it in a browser, with search"
 
 # Fifty kills of one run, at random; some minutes.
 faults: $(VENV)/.installed-all
@@ -52,11 +58,11 @@ bench: $(VENV)/.installed-all
 	$(BIN)/python bench/growth.py --short
 	$(BIN)/python bench/startup.py --short
 	$(BIN)/python bench/laws.py --short
-	$(BIN)/python bench/fewer_steps.py --only questions --pictures 24 --sounds 8 --records out/fewer_steps.jsonl --figure out/fewer-steps.png
+	$(BIN)/python bench/fewer_steps.py --only answer --images 24 --speech 8 --records out/fewer_steps.jsonl --figure out/fewer-steps.png
 	$(BIN)/python bench/loader.py --seconds 1
 	$(BIN)/python bench/movq.py
 	$(BIN)/python bench/checkpoints.py --steps 41 --repeats 1
 	$(BIN)/python bench/memory.py --only small
 
 clean:
-	rm -rf $(VENV) out runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) out runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -22,9 +22,9 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training import checkpoint as ckpt
 from triptych.training.config import RunConfig
 from triptych.training.logging import read_records
-from triptych.training.loop import train
+from triptych.training.loop import train_loop
 from triptych.training.ranks import Ranks
-from triptych.training.setup import start
+from triptych.training.setup import open_run
 
 EVERY = 20
 
@@ -32,8 +32,8 @@ EVERY = 20
 def seconds(config: RunConfig, folder: Path, bundle: TokenizerBundle) -> float:
     """Of all steps but the first, which warms up, and without the last save, which is waited for."""
     times: list[float] = []
-    run = start(config, folder, bundle, torch.device("cpu"))
-    train(run, [lambda event: times.append(time.perf_counter()) if event["kind"] == "step" else None], bundle)
+    with open_run(config, folder, bundle, torch.device("cpu")) as run:
+        train_loop(run, [lambda event: times.append(time.perf_counter()) if event["kind"] == "step" else None])
     return times[-1] - times[0]
 
 
@@ -55,13 +55,12 @@ def measure(steps: int, repeats: int) -> dict[str, Any]:
             ratios.append(without / saving)
         saved = [event for event in read_records(folder / "saves-0" / "records.jsonl") if event["kind"] == "saved"]
         newest = ckpt.list_checkpoints(folder / "saves-0" / "checkpoints")[-1]
-        run = start(config, folder / "saves-0", bundle, torch.device("cpu"))
-        began = time.perf_counter()
-        ckpt.verify(newest)
-        verified = time.perf_counter()
-        ckpt.load_into(newest, run.tensors, Ranks())
-        loaded = time.perf_counter()
-        run.lock.release()
+        with open_run(config, folder / "saves-0", bundle, torch.device("cpu")) as run:
+            began = time.perf_counter()
+            ckpt.verify(newest)
+            verified = time.perf_counter()
+            ckpt.load_into(newest, run.state.tensors, Ranks())
+            loaded = time.perf_counter()
         step = without / (steps - 1)
         return {
             "throughput with saves over without": statistics.median(ratios),

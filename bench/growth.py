@@ -1,19 +1,21 @@
-"""How cost grows with width, depth, length and batch: exponents that are measured against those that are computed.
+"""How time and memory grow with width, depth, length and batch size: measured and predicted exponents.
 
     python bench/growth.py [--short] [--json FILE]
 
 Forward and backward passes of models with a small vocabulary, half of the positions predicted. An exponent is the
-slope of a straight line through logarithms; "computed" is that through FLOPs (`triptych.model.count.flops`) or bytes
-(`memory`) of the same shapes. Time below the computed exponent means that small models use the machine less well.
+slope of a line fitted in log-log space. "computed" is the exponent of the FLOPs (`triptych.model.flops`) or bytes
+(`triptych.model.memory`) of the same shapes. A time exponent below the computed one means that small models use the
+machine less efficiently.
 """
 
 from typing import Any
 
 import numpy as np
 import torch
-from measure import arguments, begin, in_turns, peak_bytes, progress, save, table
+from measure import base_parser, peak_bytes, print_table, progress, save_results, start_benchmark, time_interleaved
 
-from triptych.model.count import MemoryInputs, flops, memory
+from triptych.model.flops import flops
+from triptych.model.memory import MemoryInputs, memory
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise
 from triptych.vocab import Vocabulary
 
@@ -28,6 +30,8 @@ GRID = {
 
 
 class Case:
+    """A model, and targets for one batch."""
+
     def __init__(self, width: int, layers: int, length: int, rows: int):
         self.shape = ModelConfig(num_layers=layers, width=width, num_heads=width // 64, d_ff=width * 11 // 4)
         self.length, self.rows = length, rows
@@ -43,9 +47,10 @@ class Case:
         )
 
     def passes(self) -> None:
+        """One forward and backward pass."""
         tokens = torch.zeros(self.rows, self.length, dtype=torch.int64)
         positions = torch.arange(self.length).expand(self.rows, -1)
-        self.model(tokens, positions, None, self.targets).total.backward()
+        self.model.loss(tokens, positions, None, self.targets).total.backward()
         self.model.zero_grad()
 
     @property
@@ -55,9 +60,10 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        load = MemoryInputs(rows=self.rows, row_length=self.length, predicted=0.5)
-        found = memory(self.shape, VOCABULARY, load)
-        return found.total - found.weights - found.optimizer
+        """Predicted memory beyond weights and optimizer moments, which exist before the pass."""
+        inputs = MemoryInputs(rows=self.rows, row_length=self.length, predicted=0.5)
+        needed = memory(self.shape, VOCABULARY, inputs)
+        return needed.total - needed.weights - needed.optimizer
 
 
 def slope(x: Any, y: Any) -> float:
@@ -65,15 +71,15 @@ def slope(x: Any, y: Any) -> float:
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
-    begin(args)
+    args = base_parser(__doc__).parse_args()
+    start_benchmark(args)
     rows = []
     for axis, values in GRID.items():
         values = values[: 3 if args.short else None]
         progress(f"over {axis}: {values}")
         cases = {str(value): Case(**{**BASE, axis: value}) for value in values}
-        seconds = in_turns({name: case.passes for name, case in cases.items()}, 1 if args.short else 5)
-        taken = {name: peak_bytes(case.passes) for name, case in cases.items()}
+        seconds = time_interleaved({name: case.passes for name, case in cases.items()}, 1 if args.short else 5)
+        peaks = {name: peak_bytes(case.passes) for name, case in cases.items()}
         rows.append(
             {
                 "over": axis,
@@ -81,12 +87,12 @@ def main() -> None:
                 "to": values[-1],
                 "time": slope(values, seconds.values()),
                 "computed FLOPs": slope(values, [case.flops for case in cases.values()]),
-                "memory": slope(values, taken.values()),
+                "memory": slope(values, peaks.values()),
                 "computed bytes": slope(values, [case.bytes for case in cases.values()]),
             }
         )
-    table("Exponents of growth", rows)
-    save(args, growth=rows)
+    print_table("Exponents of growth", rows)
+    save_results(args, growth=rows)
 
 
 if __name__ == "__main__":

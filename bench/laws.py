@@ -10,7 +10,7 @@ from itertools import product
 from operator import itemgetter
 
 import numpy as np
-from measure import arguments, begin, in_turns, progress, save, table
+from measure import base_parser, print_table, progress, save_results, start_benchmark, time_interleaved
 from scipy.optimize import minimize
 
 from triptych.scaling.fit import HUBER, Problem, compare, fit
@@ -40,7 +40,7 @@ def without_gradient(problem: Problem) -> None:
 def times(rounds: int) -> list[dict]:
     runs = drawn(PAPER, 262, 0)
     problem = Problem(JOINT, runs, HUBER)
-    found = in_turns(
+    found = time_interleaved(
         {
             "the whole fit: 30 hops, 20 rounds": lambda: fit(JOINT, runs),
             "without rounds": lambda: fit(JOINT, runs, rounds=0),
@@ -84,15 +84,15 @@ def hops(draws: int) -> list[dict]:
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
-    begin(args)
+    args = base_parser(__doc__).parse_args()
+    start_benchmark(args)
     speed = times(1 if args.short else 5)
-    table("Fits to 262 runs", speed)
+    print_table("Fits to 262 runs", speed)
     held = coverage(3 if args.short else 40)
-    table("Share of draws whose 90 % interval holds the truth", held)
+    print_table("Share of draws whose 90 % interval holds the truth", held)
     hopped = hops(1 if args.short else 4)
-    table("What basin hopping adds to descents from a lattice", hopped)
-    save(args, times=speed, coverage=held, hops=hopped)
+    print_table("What basin hopping adds to descents from a lattice", hopped)
+    save_results(args, times=speed, coverage=held, hops=hopped)
 
 
 if __name__ == "__main__":

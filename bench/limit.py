@@ -1,18 +1,19 @@
-"""What this machine can do at most: the best matrix product and the fastest copy, by number of threads and precision.
+"""Limits of this machine: the fastest matrix product and memory copy, by number of threads and precision.
 
-python bench/limit.py [--json FILE]
+    python bench/limit.py [--json FILE]
 
-Other benchmarks measure the same again beside what they compare with it.
+Other benchmarks measure these limits again, interleaved with what they compare.
 """
 
 import os
 import time
 
 import torch
-from measure import arguments, bandwidth_limit, begin, flops_limit, save, table
+from measure import bandwidth_limit, base_parser, flops_limit, print_table, save_results, start_benchmark
 
 
-def product(dtype: torch.dtype, size: int, seconds: float) -> float:
+def product_flops(dtype: torch.dtype, size: int, seconds: float) -> float:
+    """FLOP/s of the fastest product of two square matrices within some time."""
     a, b = torch.randn(2, size, size).to(dtype)
     a @ b
     best, began = 0.0, time.perf_counter()
@@ -24,8 +25,8 @@ def product(dtype: torch.dtype, size: int, seconds: float) -> float:
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
-    begin(args)
+    args = base_parser(__doc__).parse_args()
+    start_benchmark(args)
     seconds, rows = (0.5 if args.short else 2.0), []
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.set_num_threads(threads)
@@ -34,12 +35,12 @@ def main() -> None:
             {
                 "threads": threads,
                 "float32, GFLOP/s": peak / 1e9,
-                "bfloat16 over float32": product(torch.bfloat16, 1024, seconds) / peak,
+                "bfloat16 over float32": product_flops(torch.bfloat16, 1024, seconds) / peak,
                 "copy, GB/s": bandwidth_limit(seconds) / 1e9,
             }
         )
-    table("Limits of this machine", rows)
-    save(args, limits=rows)
+    print_table("Limits of this machine", rows)
+    save_results(args, limits=rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How fast the loader makes steps on one core, and how much of them is padding, by layout and mix of lengths.
+"""Speed of the loader on one core, and padding, by layout and distribution of lengths.
 
-Synthetic shards are written to a temporary folder. Speeds are ratios to a plain numpy copy of the same token files
-into int32 rows, measured in the same run: what reading costs when nothing is shuffled, mixed, packed or checked.
-Seconds are seconds of CPU time of one thread, so that other processes disturb little.
+Synthetic shards are written to a temporary folder. Speed is compared with a plain numpy copy of the same token files
+into int32 rows, measured in the same run: reading without shuffling, mixing, packing and checksums. Times are CPU time
+of one thread, so that other processes have little effect.
 """
 
 import argparse
@@ -48,7 +48,7 @@ MIXES: dict[str, dict] = {
 
 
 def _audio(seconds: float) -> tuple[int, int]:
-    """Four codebooks at 25 frames a second, and about three and a half text tokens a second."""
+    """Four codebooks at 25 frames per second, and 3.5 text tokens per second."""
     return 4 * int(25 * seconds), int(3.5 * seconds)
 
 
@@ -71,29 +71,29 @@ def write_dataset(folder: Path, task: Task, vocabulary: Vocabulary, number: int,
 
 
 def copy_speed(datasets: list[TokenDataset], width: int, seconds: float) -> float:
-    """Tokens per second of copying the shards' tokens into rows of int32, one row after another."""
+    """Tokens per second of a plain copy of the shards' tokens into int32 rows."""
     out = np.empty((256, width), np.int32)
-    copied, begin = 0, time.process_time()
-    while time.process_time() < begin + seconds:
+    copied, start = 0, time.process_time()
+    while time.process_time() < start + seconds:
         for dataset in datasets:
             for number in range(len(dataset.manifest.shards)):
                 tokens = dataset.shard(number).tokens
                 for row in range(len(tokens) // width):
                     out[row % len(out)] = tokens[row * width : (row + 1) * width]
                 copied += len(tokens) // width * width
-    return copied / (time.process_time() - begin)
+    return copied / (time.process_time() - start)
 
 
 def loader_speed(datasets: list[TokenDataset], config: LoaderConfig, seconds: float) -> dict[str, float]:
     tokens = positions = steps = micro_batches = 0
     with Loader(datasets, config) as loader:
         next(loader)  # opens the shards
-        begin = time.process_time()
-        while time.process_time() < begin + seconds:
+        start = time.process_time()
+        while time.process_time() < start + seconds:
             step = next(loader)
             tokens, positions, steps = tokens + step.num_tokens, positions + step.num_positions, steps + 1
             micro_batches += len(step.micro_batches)
-        elapsed = time.process_time() - begin
+        elapsed = time.process_time() - start
     return {
         "tokens_per_second": tokens / elapsed,
         "padding": 1 - tokens / positions,
@@ -103,7 +103,7 @@ def loader_speed(datasets: list[TokenDataset], config: LoaderConfig, seconds: fl
 
 
 def row_lengths(mix: str, global_batch: int, steps: int = 20) -> None:
-    """Print the padding of the packed layout for rows of one to eight sequence lengths, on one rank and on four."""
+    """Print the padding of the packed layout for rows of 1 to 8 times seq_len, on one rank and on four."""
     seq_len = MIXES[mix]["seq_len"]
     config = LoaderConfig(seq_len=seq_len, global_batch=global_batch, layout=Padded(), prefetch=0)
     with (
@@ -115,9 +115,9 @@ def row_lengths(mix: str, global_batch: int, steps: int = 20) -> None:
         shares = []
         for sequences in (1, 2, 3, 4, 8):
             layout = Packed(row_length=sequences * seq_len)
-            placed = [place for each in lengths for place in layout.arrange(each, seq_len, ranks)]
-            positions = sum(place.num_rows * place.width for place in placed)
-            shares.append(f"{sequences} x {1 - sum(each.sum() for each in lengths) / positions:6.1%}")
+            placements = [placement for batch in lengths for placement in layout.arrange(batch, seq_len, ranks)]
+            positions = sum(placement.num_rows * placement.width for placement in placements)
+            shares.append(f"{sequences} x {1 - sum(batch.sum() for batch in lengths) / positions:6.1%}")
         print(f"{mix:8} {ranks} rank{'s' if ranks > 1 else ' '}   {'   '.join(shares)}")
 
 
@@ -143,10 +143,10 @@ def run(mix: str, global_batch: int, seconds: float) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mix", choices=[*MIXES, "all"], default="all", help="which lengths (default: all)")
+    parser.add_argument("--mix", choices=[*MIXES, "all"], default="all", help="distribution of lengths (default: all)")
     parser.add_argument("--global-batch", type=int, default=256, help="sequences per step (default: 256)")
     parser.add_argument("--seconds", type=float, default=4.0, help="time per measurement (default: 4)")
-    parser.add_argument("--rows", action="store_true", help="only the padding of packed rows, by their length")
+    parser.add_argument("--rows", action="store_true", help="print only the padding of packed rows, by row length")
     parser.add_argument("--json", type=Path, help="also write the records to this file")
     arguments = parser.parse_args()
 

@@ -1,7 +1,7 @@
-"""What all benchmarks share: turns, the limits of the machine, tables and files.
+"""Shared by all benchmarks: interleaved timing, the limits of the machine, tables and result files.
 
-Seconds mean little on a machine that others share, so everything is a ratio of what was measured side by side: one
-after another, round by round, in one process.
+Absolute times mean little on a shared machine. So benchmarks report ratios of times that were measured interleaved:
+all candidates in one process, one after another, round by round.
 """
 
 import argparse
@@ -29,39 +29,39 @@ Call = Callable[[], object]
 Name = TypeVar("Name", bound=Hashable)
 
 
-def in_turns(calls: Mapping[Name, Call], rounds: int, warm: int = 1) -> dict[Name, float]:
-    """Median seconds of each, in turns; the first rounds are not counted."""
+def time_interleaved(calls: Mapping[Name, Call], rounds: int, warm: int = 1) -> dict[Name, float]:
+    """Median seconds of each call, measured in turns, after `warm` rounds that are not counted."""
     times: dict[Name, list[float]] = {name: [] for name in calls}
     for number in range(warm + rounds):
         for name, call in calls.items():
-            taken = _seconds(call)
+            seconds = _seconds(call)
             if number >= warm:
-                times[name].append(taken)
+                times[name].append(seconds)
         progress(f"round {number + 1} of {warm + rounds}")
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def peak_bytes(call: Call) -> int:
-    """The most that tensors made by a call take at once, as the profiler counts every allocation."""
+    """Peak memory of the tensors that a call allocates, from the profiler's record of allocations."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
-    now = most = 0
+    current = peak = 0
     changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     for event in sorted(changes, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+        current += event.nbytes()
+        peak = max(peak, current)
+    return peak
 
 
 def flops_limit(seconds: float = 1.5) -> float:
-    """FLOP/s of the best float32 matrix product of several sizes, with the threads that are set."""
+    """FLOP/s of the fastest float32 matrix product of several sizes, with torch's current number of threads."""
     return matmul_peak(torch.device("cpu"), seconds)
 
 
 def product(seconds: float = 0.3) -> tuple[Call, float]:
-    """The best of several square products, often enough to take about so long; and its FLOPs.
+    """A call that repeats the fastest of several square matrix products for about `seconds`, and its FLOPs.
 
-    To be measured in turns with what is compared with it: so a neighbour on the machine slows both.
+    Time it interleaved with whatever is compared with it, so that other load on the machine slows both.
     """
     speeds = {}
     for size in (512, 1024, 2048):
@@ -69,7 +69,7 @@ def product(seconds: float = 0.3) -> tuple[Call, float]:
         out = a @ b
         best = min(_seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out)) for _ in range(5))
         speeds[size] = 2 * size**3 / best
-    size = max(speeds, key=lambda each: speeds[each])
+    size = max(speeds, key=lambda size: speeds[size])
     a, b = torch.randn(2, size, size)
     out, times = a @ b, max(1, round(seconds * speeds[size] / (2 * size**3)))
 
@@ -87,7 +87,7 @@ def _seconds(call: Call) -> float:
 
 
 def bandwidth_limit(seconds: float = 1.0, size: int = 2**28) -> float:
-    """Bytes a second that are read and written together when memory far beyond the caches is copied."""
+    """Bytes per second, read and written together, when copying more memory than fits in the caches."""
     source, target = torch.zeros(size // 4), torch.empty(size // 4)
     target.copy_(source)
     best, began = 0.0, time.perf_counter()
@@ -98,13 +98,13 @@ def bandwidth_limit(seconds: float = 1.0, size: int = 2**28) -> float:
     return best
 
 
-# Tokens of media and of text in the embedded world, from and to.
+# Minimum and maximum number of media and text tokens in the built-in toy dataset (scenes).
 LENGTHS = {Task.TEXT: ((0, 0), (8, 18)), Task.IMAGE_TEXT: ((16, 16), (8, 16)), Task.AUDIO_TEXT: ((25, 75), (8, 16))}
 
 
 def random_data(folder: Path, bundle: TokenizerBundle) -> tuple[str, ...]:
-    """Data sets of random tokens, of lengths as in the embedded world."""
-    rng, vocabulary, found = np.random.default_rng(0), bundle.vocabulary, []
+    """Folders of datasets with random tokens, and the lengths of the built-in toy dataset (scenes)."""
+    rng, vocabulary, folders = np.random.default_rng(0), bundle.vocabulary, []
     sizes = {"text": vocabulary.text, "image": vocabulary.image, "audio": vocabulary.audio}
     for task, lengths in LENGTHS.items():
         path = folder / task.label
@@ -115,10 +115,10 @@ def random_data(folder: Path, bundle: TokenizerBundle) -> tuple[str, ...]:
             media, text = (int(rng.integers(low, high + 1)) for low, high in lengths)
             samples.append(TokenSample(task, rng.integers(ids, size=media), rng.integers(vocabulary.text, size=text)))
         info = write_shard(path / "shard-00000.safetensors", samples, vocabulary)
-        made_by = {name: bundle.fingerprints[name] for name in ("text",)}
-        Manifest(name=task.label, task=task.name, vocabulary=sizes, tokenizers=made_by, shards=[info]).save(path)
-        found.append(str(path))
-    return tuple(found)
+        fingerprints = {name: bundle.fingerprints[name] for name in ("text",)}
+        Manifest(name=task.label, task=task.name, vocabulary=sizes, tokenizers=fingerprints, shards=[info]).save(path)
+        folders.append(str(path))
+    return tuple(folders)
 
 
 def machine() -> dict[str, Any]:
@@ -136,22 +136,22 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
-def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """What every benchmark takes."""
+def base_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Options of every benchmark."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write what was measured to this file")
-    parser.add_argument("--short", action="store_true", help="a form that takes a minute, with fewer cases and rounds")
-    parser.add_argument("--threads", type=int, help="of torch (default: as many as there are cores)")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--short", action="store_true", help="fewer cases and rounds: takes about a minute")
+    parser.add_argument("--threads", type=int, help="torch threads (default: the number of cores)")
     return parser
 
 
-def begin(args: argparse.Namespace) -> None:
+def start_benchmark(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads or os.cpu_count() or 1)
     progress(f"{machine()}")
 
 
-def table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """In Markdown, as documents have it."""
+def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a Markdown table."""
     if not rows:
         return
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -169,7 +169,7 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def save(args: argparse.Namespace, **tables: Any) -> None:
+def save_results(args: argparse.Namespace, **tables: Any) -> None:
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps({"machine": machine(), **tables}, indent=1) + "\n")

@@ -1,15 +1,16 @@
-"""How much memory training takes, as `triptych.model.count.memory` says and as it is.
+"""Memory of training: the prediction of `triptych.model.memory` against measurements.
 
-python bench/memory.py [--only NAME ...] [--json]
+    python bench/memory.py [--only NAME ...] [--json]
 
-Every shape is trained for a few steps by the real loop, from real shards, in a process of its own (or several, where it
-is sharded). Measured is the largest resident memory of a rank (VmHWM), less what was resident before the model was
-built, after a tiny model had been trained the same way: libraries and what they keep are not counted. The process ends
+Every shape is trained for a few steps by the real training loop on real shards, in a new process (or several, if it is
+sharded). The measurement is the peak resident memory of a rank (VmHWM) minus the resident memory before the model was
+built. A tiny model is trained the same way first, so that libraries and their caches are not counted. The process exits
 before it would write a checkpoint.
 
-It is measured twice. "measured" is with MALLOC_MMAP_THRESHOLD_=131072: glibc begins with that value, and so keeps it.
-What is freed is given back, and what is resident is what is in use, as predicted. "as it is" is without: after the
-first large piece is freed, glibc keeps pieces of up to 32 MiB to use them again, which is faster and leaves holes.
+Every shape is measured twice. For "measured", MALLOC_MMAP_THRESHOLD_=131072 fixes that threshold of glibc at its
+initial value: freed memory is returned to the system, so resident memory is memory in use, which is what is predicted.
+For "as it is", glibc raises the threshold after the first large free, and then caches freed blocks of up to 32 MiB.
+That is faster, but fragments memory.
 """
 
 import argparse
@@ -30,19 +31,19 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model and how it is trained."""
+    """A model, and how it is trained."""
 
     layers: int
     width: int
     heads: int
     d_ff: int
     ids: int
-    """Of text; pictures and sounds have a tenth of it each."""
+    """Text ids; images and audio have a tenth as many each."""
     rows: int
-    """Of a micro-batch on one rank."""
+    """Rows of a micro-batch on one rank."""
     seq_len: int
     sequences_per_row: int = 1
-    """With more than one, attention is by buckets."""
+    """With more than one, attention uses buckets."""
     micro_batches: int = 1
     scope: str = "full"
     ema: bool = False
@@ -53,24 +54,24 @@ class Shape:
 
 SHAPES = {
     "small": Shape(layers=4, width=256, heads=4, d_ff=640, ids=1_000, rows=8, seq_len=256),
-    # Activations: the fullest moment is the backward pass of the last block, of the last norm, or the head.
+    # Activations dominate: memory peaks in the backward pass of the last block or norm, or in the head.
     "wide mlp": Shape(layers=6, width=384, heads=6, d_ff=1536, ids=300, rows=16, seq_len=256),
     "narrow mlp": Shape(layers=8, width=512, heads=8, d_ff=512, ids=300, rows=8, seq_len=512),
     "deep": Shape(layers=24, width=192, heads=4, d_ff=512, ids=2_000, rows=16, seq_len=144),
     "one long row": Shape(layers=4, width=384, heads=6, d_ff=1024, ids=2_000, rows=1, seq_len=3256),
     "packed": Shape(layers=6, width=256, heads=4, d_ff=640, ids=2_000, rows=4, seq_len=512, sequences_per_row=3),
-    # Weights: all gradients, or those of the micro-batches before with the activations of this one.
+    # Weights dominate: all gradients, or accumulated gradients with the activations of one micro-batch.
     "wide": Shape(layers=6, width=1024, heads=8, d_ff=2816, ids=2_000, rows=2, seq_len=128),
     "wide, micro-batches": Shape(
         layers=6, width=768, heads=8, d_ff=2048, ids=2_000, rows=4, seq_len=256, micro_batches=3
     ),
     "wide, ema": Shape(layers=8, width=768, heads=8, d_ff=2048, ids=2_000, rows=4, seq_len=128, ema=True),
-    # The head.
+    # The loss head dominates.
     "the paper's ids": Shape(layers=4, width=256, heads=4, d_ff=640, ids=98_000, rows=4, seq_len=256),
     "the paper's ids, ema": Shape(
         layers=2, width=384, heads=6, d_ff=1024, ids=98_000, rows=4, seq_len=256, scope="modality", ema=True
     ),
-    # Blocks that are computed again.
+    # Activation checkpointing.
     "small, checkpointed": Shape(
         layers=8, width=256, heads=4, d_ff=640, ids=1_000, rows=8, seq_len=256, checkpoint=True
     ),
@@ -87,23 +88,23 @@ SHAPES = {
 
 
 def tiny(shape: Shape) -> Shape:
-    """To warm up with: trained the same way."""
+    """A small shape for the warm-up, trained the same way."""
     return replace(shape, layers=2, width=32, heads=2, d_ff=64, ids=500, seq_len=32)
 
 
-# -- inside of a process that trains ----------------------------------------------------------------------------------
+# -- in the training process ------------------------------------------------------------------------------------------
 
 
 def resident(name: str) -> int:
-    """VmRSS, what is resident now, or VmHWM, the most there has been; in bytes."""
+    """Resident memory in bytes: the current value (VmRSS) or the peak (VmHWM)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
     raise AssertionError(name)
 
 
-def write_world(folder: Path, shape: Shape) -> None:
-    """A data set of random texts, and tokenizers that are only their sizes."""
+def write_data(folder: Path, shape: Shape) -> None:
+    """A dataset of random texts, and a tokenizer bundle that has only vocabulary sizes."""
     import numpy as np
 
     from triptych.data.shards import Manifest, write_shard
@@ -131,7 +132,7 @@ def vocabulary_of(shape: Shape) -> Any:
     return Vocabulary(text=shape.ids, image=shape.ids // 10, audio=shape.ids // 10)
 
 
-def run_config(shape: Shape, world: Path) -> Any:
+def run_config(shape: Shape, folder: Path) -> Any:
     from triptych.data.loader import LoaderConfig
     from triptych.data.pack import Packed
     from triptych.model.transformer import ModelConfig
@@ -158,93 +159,94 @@ def run_config(shape: Shape, world: Path) -> Any:
         parallel=ParallelConfig(precision=shape.precision, checkpoint_activations=shape.checkpoint),  # type: ignore[arg-type]
         num_steps=100,
         ema_decay=0.9 if shape.ema else None,
-        data=(str(world / "text"),),
-        tokenizers=str(world / "tokenizers"),
+        data=(str(folder / "text"),),
+        tokenizers=str(folder / "tokenizers"),
         log_every=1,
         threads=1,
     )
 
 
 def train_and_measure(shape: Shape, folder: Path) -> None:
-    """Train, write how much memory it took beside the data, and end at once."""
+    """Train, write the measured memory to the folder, and exit."""
     import torch
 
     from triptych.tokenizers.bundle import TokenizerBundle
-    from triptych.training import loop, setup
-    from triptych.training.ranks import join
+    from triptych.training.loop import train_loop
+    from triptych.training.ranks import init_ranks
+    from triptych.training.setup import open_run
 
     torch.set_num_threads(1)
-    ranks, cpu = join(), torch.device("cpu")
+    ranks, cpu = init_ranks(), torch.device("cpu")
     small = run_config(tiny(shape), folder / "small")
     bundle = TokenizerBundle.load(small.tokenizers)
-    loop.train(setup.start(small, folder / "small/run", bundle, cpu, ranks), [], bundle, stop_after=2)
+    with open_run(small, folder / "small/run", bundle, cpu, ranks) as run:
+        train_loop(run, [], stop_after=2)
 
     config = run_config(shape, folder / "real")
     bundle = TokenizerBundle.load(config.tokenizers)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = resident("VmRSS")
 
-    def note(event: dict[str, Any]) -> None:
+    def record(event: dict[str, Any]) -> None:
         if event["kind"] == "step" and event["step"] == STEPS:
-            (folder / "measured.json").write_text(json.dumps({"before": before, "most": resident("VmHWM")}))
-            os._exit(0)  # before a checkpoint is written; other ranks end when this one is gone
+            (folder / "measured.json").write_text(json.dumps({"before": before, "peak": resident("VmHWM")}))
+            os._exit(0)  # before a checkpoint is written; the other ranks stop when this one is gone
 
-    loop.train(setup.start(config, folder / "real/run", bundle, cpu, ranks), [note], bundle)
+    with open_run(config, folder / "real/run", bundle, cpu, ranks) as run:
+        train_loop(run, [record])
 
 
-# -- outside ----------------------------------------------------------------------------------------------------------
+# -- in the main process ----------------------------------------------------------------------------------------------
 
 
 def predict(shape: Shape) -> Any:
-    from triptych.model.count import MemoryInputs, memory
+    from triptych.model.memory import MemoryInputs, memory
 
     config = run_config(shape, Path())
-    load = MemoryInputs.of(
-        config.parallel,
-        shape.ranks,
+    inputs = MemoryInputs(
         rows=shape.rows,
         row_length=shape.seq_len * shape.sequences_per_row,
         context=shape.seq_len if shape.sequences_per_row > 1 else None,
-        predicted=0.5,  # of the linear schedule
+        predicted=0.5,  # mean of the linear schedule
         accumulates=shape.micro_batches > 1,
         has_ema=shape.ema,
     )
-    return memory(config.model, vocabulary_of(shape), load)
+    return memory(config.model, vocabulary_of(shape), inputs.with_parallel(config.parallel, shape.ranks))
 
 
-def measure(shape: Shape, *, gives_back: bool) -> int:
-    """Bytes that training took in processes of their own; of several ranks, the first."""
-    malloc = {"MALLOC_MMAP_THRESHOLD_": "131072"} if gives_back else {}
+def measure(shape: Shape, *, returns_freed: bool) -> int:
+    """Bytes used by training in new processes, on the first rank; `returns_freed` fixes glibc's threshold."""
+    malloc = {"MALLOC_MMAP_THRESHOLD_": "131072"} if returns_freed else {}
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        for name, each in (("small", tiny(shape)), ("real", shape)):
-            write_world(Path(folder) / name, each)
+        for name, data_shape in (("small", tiny(shape)), ("real", shape)):
+            write_data(Path(folder) / name, data_shape)
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
         command = [sys.executable, __file__, "--train", json.dumps(asdict(shape)), folder]
-        several = {"WORLD_SIZE": str(shape.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        rendezvous = {"WORLD_SIZE": str(shape.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         processes = []
         for rank in range(shape.ranks):
             environment = os.environ | {"OMP_NUM_THREADS": "1"} | malloc
             if shape.ranks > 1:
-                environment |= several | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                environment |= rendezvous | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             processes.append(
                 subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
             )
-        said = processes[0].communicate()[1]
+        stderr = processes[0].communicate()[1]
         for other in processes[1:]:
             other.kill()
             other.communicate()
         if processes[0].returncode:
-            raise SystemExit(f"a training process failed:\n{said[-3000:]}")
-        found = json.loads((Path(folder) / "measured.json").read_text())
-        return found["most"] - found["before"]
+            raise SystemExit(f"a training process failed:\n{stderr[-3000:]}")
+        resident_bytes = json.loads((Path(folder) / "measured.json").read_text())
+        return resident_bytes["peak"] - resident_bytes["before"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(SHAPES), metavar="NAME", help="some of the shapes")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument("--only", nargs="+", choices=list(SHAPES), metavar="NAME", help="only these shapes")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--train", nargs=2, metavar=("SHAPE", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.train:
@@ -252,16 +254,20 @@ def main() -> None:
         return
     if not args.json:
         print(
-            f"{'shape':25} {'fullest moment':15} {'predicted':>9} {'measured':>9} {'ratio':>6} {'as it is':>9}   (MiB)"
+            f"{'shape':25} {'memory peaks in':15} {'predicted':>9} {'measured':>9} {'ratio':>6} {'as it is':>9}   (MiB)"
         )
     records = []
     for name in args.only or SHAPES:
         shape = SHAPES[name]
-        expected, measured, as_it_is = predict(shape), measure(shape, gives_back=True), measure(shape, gives_back=False)
+        expected, measured, as_it_is = (
+            predict(shape),
+            measure(shape, returns_freed=True),
+            measure(shape, returns_freed=False),
+        )
         record = {
             "name": name,
             "shape": asdict(shape),
-            "moment": expected.moment,
+            "moment": expected.phase,
             "items": expected.items,
             "predicted": expected.total,
             "measured": measured,
@@ -271,12 +277,12 @@ def main() -> None:
         records.append(record)
         if not args.json:
             sizes = " ".join(f"{bytes_ / MIB:9,.0f}" for bytes_ in (expected.total, measured))
-            print(f"{name:25} {expected.moment:15} {sizes} {record['ratio']:6.2f} {as_it_is / MIB:9,.0f}", flush=True)
+            print(f"{name:25} {expected.phase:15} {sizes} {record['ratio']:6.2f} {as_it_is / MIB:9,.0f}", flush=True)
     if args.json:
         print(json.dumps(records, indent=2))
     else:
-        far = [record["name"] for record in records if abs(record["ratio"] - 1) > TARGET]
-        print(f"further off than {TARGET:.0%}: {', '.join(far) or 'none'}")
+        inaccurate = [record["name"] for record in records if abs(record["ratio"] - 1) > TARGET]
+        print(f"errors above {TARGET:.0%}: {', '.join(inaccurate) or 'none'}")
 
 
 if __name__ == "__main__":

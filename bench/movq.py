@@ -1,4 +1,4 @@
-"""What folding a picture into patches saves when a small MoVQ is trained: steps of both networks, side by side.
+"""Training speed of a small MoVQ with and without folding images into patches.
 
 python bench/movq.py [--batch 16] [--rounds 3]
 """
@@ -20,12 +20,12 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def seconds_per_step(network: MoVQ, batch: int) -> float:
-    """One forward and backward pass, without the optimizer, on random pictures of 64 x 64."""
-    pictures = F.pixel_unshuffle(torch.rand(batch, 3, 64, 64), network.patch)
+    """One forward and backward pass, without the optimizer, on random images of 64 x 64."""
+    images = F.pixel_unshuffle(torch.rand(batch, 3, 64, 64), network.patch)
     started = time.perf_counter()
-    latents = network.model.encode(pictures).latents
+    latents = network.model.encode(images).latents
     decoded = network.model.decode(latents, force_not_quantize=True).sample
-    F.mse_loss(decoded, pictures).backward()
+    F.mse_loss(decoded, images).backward()
     return time.perf_counter() - started
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     networks = {name: MoVQ.small(64, groups=8, latent_channels=8, **config) for name, config in NETWORKS.items()}
     times: dict[str, list[float]] = {name: [] for name in networks}
-    for round_ in range(args.rounds + 1):  # the first warms up; the networks take turns, so both see the same machine
+    for round_ in range(args.rounds + 1):  # the first round is warm-up; the networks alternate
         for name, network in networks.items():
             seconds = seconds_per_step(network, args.batch)
             if round_:

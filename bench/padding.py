@@ -1,12 +1,12 @@
-"""What padding costs: useful tokens a second with and without it, on the paper's lengths.
+"""The cost of padding: useful tokens per second with and without it, for the paper's sequence lengths.
 
     python bench/padding.py [--short] [--json FILE]
 
-The paper pads every pair of a picture or a sound with a text to 3,256 positions. Here the same sequences are trained on
-as padded rows, of which every position is computed (and nothing masked out, which would cost more), and as Triptych
-does: real positions only, attention within each sequence. Forward and backward passes of a small model, in turns: of
-all but the head, which costs the same either way; and with the head, which is two thirds of so small a model with the
-paper's vocabulary (a softmax per modality), and an eighth of the paper's largest.
+The paper pads every image-text and audio-text pair to 3,256 positions. Here the same sequences are trained in two
+layouts. In padded rows every position is computed, and attention is not masked, which would cost more. In Triptych's
+layout only real positions are computed, and attention stays within each sequence. Timed are forward and backward passes
+of a small model, without and with the loss head, whose cost does not depend on the layout. With the paper's vocabulary
+and a softmax per modality, the head is two thirds of the cost of this model, and an eighth for the paper's largest.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from loader import write_mix
-from measure import arguments, begin, in_turns, save, table
+from measure import base_parser, print_table, save_results, start_benchmark, time_interleaved
 
 from triptych.data.loader import Loader, LoaderConfig
 from triptych.data.pack import Packed, Padded
@@ -49,25 +49,26 @@ def measure(short: bool) -> list[dict[str, Any]]:
             config = LoaderConfig(seq_len=SEQ_LEN, global_batch=3 if short else 9, layout=layout, prefetch=0)
             with Loader(datasets, config) as loader:
                 step = next(loader)
-            made = micro_inputs(step, replace(run, loader=config), paper_vocabulary(), CPU, Ranks())
+            micro_batches = micro_inputs(step, replace(run, loader=config), paper_vocabulary(), CPU, Ranks())
             inputs[name] = [
-                replace(each, segments=whole_rows(*each.tokens.shape, CPU)) if name == "padded rows" else each
-                for each in made
+                replace(batch, segments=whole_rows(*batch.tokens.shape, CPU)) if name == "padded rows" else batch
+                for batch in micro_batches
             ]
             tokens[name] = step.num_tokens
-            positions[name] = sum(sum(each.segments.lengths) for each in inputs[name])
+            positions[name] = sum(sum(batch.segments.lengths) for batch in inputs[name])
 
     def passes(name: str, has_head: bool) -> None:
-        for each in inputs[name]:
+        for batch in inputs[name]:
             if has_head:
-                model(each.tokens, each.positions, each.segments, each.targets).total.backward()
+                model.loss(batch.tokens, batch.positions, batch.segments, batch.targets).total.backward()
             else:
-                hidden = model(each.tokens, each.positions, each.segments, query_idx=each.targets.rows_n)
+                query_idx = batch.targets.query_idx
+                hidden = model.hidden_states(batch.tokens, batch.positions, batch.segments, query_idx=query_idx)
                 hidden.backward(torch.ones_like(hidden))
         model.zero_grad()
 
     calls = {(name, has_head): partial(passes, name, has_head) for name in layouts for has_head in (False, True)}
-    seconds = in_turns(calls, 1 if short else 2)
+    seconds = time_interleaved(calls, 1 if short else 2)
     return [
         {
             "layout": name,
@@ -81,11 +82,11 @@ def measure(short: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
-    begin(args)
+    args = base_parser(__doc__).parse_args()
+    start_benchmark(args)
     rows = measure(args.short)
-    table("Padding, with the paper's lengths", rows)
-    save(args, padding=rows)
+    print_table("Padding, with the paper's lengths", rows)
+    save_results(args, padding=rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""How others train and sample, on the backbone that is measured: our words for their methods, and their own code.
+"""How other projects train and sample, on the backbone that is benchmarked: our implementations of their methods, and
+their own code.
 
-What each does is stated here from its description, so that the comparison runs anywhere. Given a checkout
-(`--peer llada=PATH`, `dllm=PATH`, `mmada=PATH`), the functions themselves are taken out of their files and called
-with the same model: not a line of theirs is kept here, nor is anything else of them imported.
+The methods are implemented here from their descriptions, so that the comparison runs anywhere. Given a checkout
+(`--peer llada=PATH`, `dllm=PATH`, `mmada=PATH`), single functions are loaded from its files and called with the same
+model. No code of theirs is copied here, and nothing else of theirs is imported.
 
-    LLaDA     generate: logits of every position and every id, Gumbel noise in float64 on all of them, a softmax of all;
-              the surest (or random) masked positions of a block are kept
-    dllm      MDLMSampler: the same, with numbers of tokens a step from a schedule
-    MMaDA     t2i_generate: logits of every position and every id, of which the picture's are kept; MaskGIT's rule
+    LLaDA     generate: logits of all positions and ids, float64 Gumbel noise and a softmax over all of them; keeps the
+              most confident (or random) masked positions of a block
+    dllm      MDLMSampler: the same, with the number of tokens per step from a schedule
+    MMaDA     t2i_generate: logits of all positions and ids, of which those of the image are used; MaskGIT's rule
 """
 
 import argparse
@@ -33,30 +34,30 @@ NAMES = ("llada", "dllm", "mmada")
 
 
 class FullLogits:
-    """A model as others call it: tokens [B, T] to logits [B, T, V] of every id.
+    """A model with the usual interface: tokens [B, T] to logits [B, T, V] over all ids.
 
-    `only` hides other ids than these, which costs a pass: to compare results, not times.
+    `only` excludes all other ids. It costs a pass over the logits, so it is for comparing results, not times.
     """
 
     device = torch.device("cpu")
 
     def __init__(self, model: Transformer, only: range | None = None):
         self.model = model
-        self.table = torch.cat(model.unembed.blocks).detach()  # once, to their advantage
-        self.hidden_ids = None
+        self.table = torch.cat(model.unembed.blocks).detach()  # concatenated once, in their favour
+        self.excluded = None
         if only is not None:
-            self.hidden_ids = torch.ones(len(self.table), dtype=torch.bool)
-            self.hidden_ids[only] = False
+            self.excluded = torch.ones(len(self.table), dtype=torch.bool)
+            self.excluded[only] = False
 
     def __call__(self, tokens: Tensor, attention_mask: Tensor | None = None, **_: Any) -> SimpleNamespace:
         positions = torch.arange(tokens.shape[1]).expand_as(tokens)
         logits = F.linear(self.model(tokens, positions), self.table)
-        if self.hidden_ids is not None:
-            logits[..., self.hidden_ids] = -1e9  # finite: guidance subtracts
+        if self.excluded is not None:
+            logits[..., self.excluded] = -1e9  # finite, because guidance subtracts
         return SimpleNamespace(logits=logits)
 
 
-# -- sampling, in our words -------------------------------------------------------------------------------------------
+# -- sampling methods -------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -65,35 +66,35 @@ def full_generate(
     prompt: Tensor,
     *,
     length: int,
-    steps: int,
+    num_steps: int,
     mask_id: int,
     temperature: float,
     guidance_scale: float = 1.0,
     remasking: str = "low_confidence",
 ) -> Tensor:
-    """LLaDA's and dllm's way, in one block behind the prompt."""
+    """LLaDA's and dllm's method, in one block after the prompt."""
     tokens = torch.cat([prompt, torch.full((len(prompt), length), mask_id)], dim=1)
     is_given = tokens != mask_id
-    for step in range(steps):
+    for step in range(num_steps):
         is_masked = tokens == mask_id
-        count = length // steps + (step < length % steps)
+        count = length // num_steps + (step < length % num_steps)
         if guidance_scale == 1:
             logits = model(tokens).logits
         else:
-            blind = tokens.masked_fill(is_given, mask_id)
-            cond, uncond = model(torch.cat([tokens, blind])).logits.chunk(2)
+            without_prompt = tokens.masked_fill(is_given, mask_id)
+            cond, uncond = model(torch.cat([tokens, without_prompt])).logits.chunk(2)
             logits = uncond + guidance_scale * (cond - uncond)
         noisy = logits
         if temperature > 0:
-            doubled = logits.double()
-            noisy = doubled.exp() / (-torch.rand_like(doubled).log()) ** temperature
+            float64 = logits.double()
+            noisy = float64.exp() / (-torch.rand_like(float64).log()) ** temperature
         drawn = noisy.argmax(-1)
         if remasking == "low_confidence":
             confidence = logits.softmax(-1).gather(-1, drawn[..., None])[..., 0]
         else:
             confidence = torch.rand(tokens.shape)
-        kept = confidence.masked_fill(~is_masked, -torch.inf).topk(count, dim=1).indices
-        chosen = torch.zeros_like(is_masked).scatter_(1, kept, True)
+        top = confidence.masked_fill(~is_masked, -torch.inf).topk(count, dim=1).indices
+        chosen = torch.zeros_like(is_masked).scatter_(1, top, True)
         tokens = torch.where(chosen, drawn, tokens)
     return tokens
 
@@ -105,7 +106,7 @@ def full_maskgit(
     *,
     start: int,
     length: int,
-    steps: int,
+    num_steps: int,
     mask_id: int,
     ids: range,
     hidden: Tensor,
@@ -113,56 +114,56 @@ def full_maskgit(
     guidance_scale: float,
     temperature: float = 1.0,
 ) -> Tensor:
-    """MMaDA's way with a picture of `length` codes at `start`: logits of all, of which those of the codes are used."""
-    tokens, here = tokens.clone(), slice(start, start + length)
-    for step in range(steps):
+    """MMaDA's method for an image of `length` codes at `start`: logits of all ids, of which the codes' are used."""
+    tokens, image = tokens.clone(), slice(start, start + length)
+    for step in range(num_steps):
         if guidance_scale == 1:
             logits = model(tokens).logits
         else:
             cond, uncond = model(torch.cat([tokens, tokens.masked_fill(hidden, text_mask_id)])).logits.chunk(2)
             logits = guidance_scale * cond - (guidance_scale - 1) * uncond
-        dist = logits[:, here, ids.start : ids.stop].softmax(-1)
-        drawn = torch.multinomial(dist.reshape(-1, len(ids)), 1).view(len(tokens), length)
-        is_open = tokens[:, here] == mask_id
-        drawn = torch.where(is_open, drawn, tokens[:, here] - ids.start)
-        ratio = (step + 1) / steps
+        probs = logits[:, image, ids.start : ids.stop].softmax(-1)
+        drawn = torch.multinomial(probs.reshape(-1, len(ids)), 1).view(len(tokens), length)
+        is_masked = tokens[:, image] == mask_id
+        drawn = torch.where(is_masked, drawn, tokens[:, image] - ids.start)
+        ratio = (step + 1) / num_steps
         left = (torch.tensor(length * math.cos(math.pi / 2 * ratio)).floor().long()).clamp(min=1)
-        left = torch.minimum(left, is_open.sum(1, keepdim=True) - 1).clamp(min=1)
-        confidence = dist.gather(-1, drawn[..., None].clamp(0, len(ids) - 1))[..., 0].clamp(min=1e-20).log()
+        left = torch.minimum(left, is_masked.sum(1, keepdim=True) - 1).clamp(min=1)
+        confidence = probs.gather(-1, drawn[..., None].clamp(0, len(ids) - 1))[..., 0].clamp(min=1e-20).log()
         gumbel = -(-torch.rand(confidence.shape).clamp(min=1e-20).log()).clamp(min=1e-20).log()
-        confidence = (confidence + temperature * (1 - ratio) * gumbel).masked_fill(~is_open, torch.inf)
-        again = confidence < confidence.sort(dim=1).values.gather(1, left)
-        tokens[:, here] = torch.where(again & torch.tensor(ratio < 1), mask_id, drawn + ids.start)
+        confidence = (confidence + temperature * (1 - ratio) * gumbel).masked_fill(~is_masked, torch.inf)
+        remask = confidence < confidence.sort(dim=1).values.gather(1, left)
+        tokens[:, image] = torch.where(remask & torch.tensor(ratio < 1), mask_id, drawn + ids.start)
     return tokens
 
 
-# -- training, in our words -------------------------------------------------------------------------------------------
+# -- training losses --------------------------------------------------------------------------------------------------
 
 
 def every_logit(model: Transformer, seen: Tensor) -> Tensor:
-    """[B, T, V], differentiable: the usual head."""
+    """Logits [B, T, V] with gradients: the usual head."""
     positions = torch.arange(seen.shape[1]).expand_as(seen)
     return F.linear(model(seen, positions), torch.cat(model.unembed.blocks))
 
 
 def usual_loss(model: Transformer, seen: Tensor, true: Tensor, is_masked: Tensor, weight: Tensor) -> Tensor:
-    """Logits and cross-entropy of every position, weighed: what dllm's trainer and most others do."""
+    """Weighted cross-entropy from logits of all positions, as in dllm's trainer and most others."""
     nll = F.cross_entropy(every_logit(model, seen).transpose(1, 2), true, reduction="none")
     return (nll * weight * is_masked).sum()
 
 
 def guideline_loss(model: Transformer, seen: Tensor, true: Tensor, is_masked: Tensor, weight: Tensor) -> Tensor:
-    """LLaDA's guideline: logits of every position, cross-entropy of the masked ones."""
+    """LLaDA's guideline: logits of all positions, cross-entropy of the masked ones."""
     nll = F.cross_entropy(every_logit(model, seen)[is_masked], true[is_masked], reduction="none")
     return (nll * weight[is_masked]).sum()
 
 
-# -- their own code ---------------------------------------------------------------------------------------------------
+# -- original code ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Checkouts of others, by name."""
+    """Paths of checkouts of other projects, by name."""
 
     paths: dict[str, Path]
 
@@ -189,7 +190,7 @@ class Peers:
         return sample
 
     def dllm_loss(self) -> Callable[..., Tensor] | None:
-        """`loss(model, tokens, mask_id)`: their trainer's, with masks that it draws itself."""
+        """`loss(model, tokens, mask_id)`: the loss of their trainer, which draws the masks itself."""
         path = self.paths.get("dllm")
         if path is None:
             return None
@@ -237,7 +238,7 @@ class Peers:
 
 
 class _Trained:
-    """What their trainer takes for a model."""
+    """A model with the interface that their trainer expects."""
 
     training = True
 
@@ -249,7 +250,7 @@ class _Trained:
 
 
 def _packages(path: Path, *names: str) -> None:
-    """Packages without their own beginnings, which import what is not needed here."""
+    """Register packages without running their `__init__`, which would import unrelated dependencies."""
     for name in names:
         package = types.ModuleType(name)
         package.__path__ = [str(path.joinpath(*name.split(".")))]
@@ -257,15 +258,15 @@ def _packages(path: Path, *names: str) -> None:
 
 
 def _functions(path: Path, names: Sequence[str], namespace: dict[str, Any]) -> dict[str, Any]:
-    """Functions and methods of a file by name, without running the rest of it."""
+    """Load functions and methods of a file by name, without running the rest of the file."""
     tree = ast.parse(path.read_text())
-    found = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names}
-    missing = [name for name in names if name not in found]
+    nodes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names}
+    missing = [name for name in names if name not in nodes]
     if missing:
         raise SystemExit(f"{path} has no function {missing[0]!r}: is this the right checkout?")
     space = dict(namespace)
     for name in names:
-        module = ast.Module([found[name]], type_ignores=[])
+        module = ast.Module([nodes[name]], type_ignores=[])
         exec(compile(module, str(path), "exec"), space)
     return {name: space[name] for name in names}
 

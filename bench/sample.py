@@ -1,12 +1,13 @@
-"""How fast texts, pictures and speech are sampled, against how others do it, with the paper's vocabulary of 117,698.
+"""Sampling speed for text, images and speech against other implementations, with the paper's 117,698 ids.
 
     python bench/sample.py [--short] [--json FILE] [--peer llada=PATH] [--peer dllm=PATH] [--peer mmada=PATH]
 
-The same backbone with the same weights (4 layers of width 512), the same number of looks, batch 1 and 8, and with
-guidance in batches of 1. First it is checked that both sides do the same: at temperature 0 the tokens are equal one
-by one; at temperature 1 the laws are compared on a model whose law can be counted (chi-square, `law` below).
+All sides run the same backbone with the same weights (4 layers of width 512) for the same number of steps, in batches
+of 1 and 8, and with guidance in batches of 1. First their results are compared: at temperature 0 all tokens must be
+equal; at temperature 1 a chi-square test compares the distributions on a model small enough to count outcomes
+(`compare_distributions`).
 
-Ratios are tokens a second over those of the others' way, in turns in one process.
+Speedups are ratios of tokens per second. All sides are timed in turns in one process.
 """
 
 import argparse
@@ -17,19 +18,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import arguments, begin, in_turns, progress, save, table
+from measure import base_parser, print_table, progress, save_results, start_benchmark, time_interleaved
 from peers import FullLogits, Peers, add_peers, full_generate, full_maskgit, peers_of, text_ids
 from scipy.stats import chi2
 from torch import Tensor
 
 from triptych.model.transformer import ModelConfig, Transformer, initialise
+from triptych.sample.batch import RequestBatch
 from triptych.sample.canvas import Canvas, CanvasTokens, known, lay_out, masked
-from triptych.sample.generate import SamplingConfig, _group, _Proposer, generate
-from triptych.sample.samplers import SAMPLERS
+from triptych.sample.config import SamplingConfig
+from triptych.sample.generate import generate
+from triptych.sample.predictor import ModelPredictor
+from triptych.sample.samplers import make_sampler
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 SHAPE = ModelConfig(num_layers=4, width=512, num_heads=4, d_ff=1408)
-RATE = 100  # tokens of a second of speech: 25 frames of 4 codebooks
+RATE = 100  # tokens per second of speech: 25 frames of 4 codebooks
 
 
 def build(vocabulary: Vocabulary, shape: ModelConfig = SHAPE, std: float = 0.05) -> Transformer:
@@ -38,17 +42,17 @@ def build(vocabulary: Vocabulary, shape: ModelConfig = SHAPE, std: float = 0.05)
     return model.eval().requires_grad_(False)
 
 
-# -- texts ------------------------------------------------------------------------------------------------------------
+# -- text -------------------------------------------------------------------------------------------------------------
 
 RULES = {
     "greedy": {"temperature": 0.0, "remasking": "low_confidence"},
-    "drawn, surest first": {"temperature": 1.0, "remasking": "low_confidence"},
-    "drawn, random order": {"temperature": 1.0, "remasking": "random"},
+    "sampled, most confident first": {"temperature": 1.0, "remasking": "low_confidence"},
+    "sampled, random order": {"temperature": 1.0, "remasking": "random"},
 }
 
 
 def prompts(vocabulary: Vocabulary, batch: int, length: int) -> Tensor:
-    """TASK, BOS and words."""
+    """[batch, length] TASK, BOS and random text ids."""
     ids = np.random.default_rng(0).integers(vocabulary.text, size=(batch, length - 2))
     canvases = [lay_out(Canvas(known(Modality.TEXT, row)), vocabulary).tokens[:-1] for row in ids]
     return torch.from_numpy(np.stack(canvases))
@@ -59,13 +63,13 @@ def our_text(
     prompt: Tensor,
     *,
     length: int,
-    steps: int,
+    num_steps: int,
     temperature: float,
     remasking: str,
     guidance_scale: float,
     seed: int = 0,
 ) -> Tensor:
-    """The same with our sampler: the canvas ends behind what is generated, as theirs does."""
+    """A text with our sampler. As in the other implementations, the sequence ends after the generated tokens."""
     mask = model.vocabulary.mask(Modality.TEXT)
     rows = torch.cat([prompt, torch.full((len(prompt), length), mask)], dim=1).numpy()
     layouts = [
@@ -73,21 +77,17 @@ def our_text(
             tokens=row,
             masked=row == mask,
             modality=np.zeros(len(row), np.uint8),
-            may_end=np.zeros(len(row), bool),
+            allow_eos=np.zeros(len(row), bool),
             hidden=row != mask,
             starts=(2,),
         )
         for row in rows
     ]
-    settings = SamplingConfig(
-        sampler="low_confidence" if remasking == "low_confidence" else "random_order",
-        temperature=temperature,
-        guidance_scale=guidance_scale,
-    )
+    sampler = make_sampler("low_confidence" if remasking == "low_confidence" else "random_order")
     with torch.inference_mode():
-        group = _group(layouts, range(seed, seed + len(rows)), model.vocabulary, "cpu")
-        propose = _Proposer(model, layouts, group, settings)
-        return SAMPLERS[settings.sampler](propose, group, steps)
+        batch = RequestBatch.from_layouts(layouts, range(seed, seed + len(rows)), model.vocabulary)
+        predictor = ModelPredictor(model, layouts, batch, guidance_scale=guidance_scale, temperature=temperature)
+        return sampler.run(predictor, batch, num_steps)
 
 
 def text_samplers(
@@ -96,89 +96,91 @@ def text_samplers(
     peers: Peers,
     prompt: Tensor,
     length: int,
-    steps: int,
+    num_steps: int,
     rule: str,
     guidance_scale: float,
 ) -> dict[str, Callable[[], Tensor]]:
-    mask, how = model.vocabulary.mask(Modality.TEXT), RULES[rule]
-    shared = {"length": length, "steps": steps, "guidance": guidance_scale, **how}
-    found: dict[str, Callable[[], Tensor]] = {
+    mask, options = model.vocabulary.mask(Modality.TEXT), RULES[rule]
+    shared = {"length": length, "num_steps": num_steps, "guidance_scale": guidance_scale, **options}
+    calls: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: our_text(model, prompt, **shared),
-        "LLaDA's way": lambda: full_generate(full, prompt, mask_id=mask, **shared),
+        "LLaDA's method": lambda: full_generate(full, prompt, mask_id=mask, **shared),
     }
-    # With guidance LLaDA's own code asks for an attention mask, and crashes without.
-    seen = None if guidance_scale == 1 else torch.ones_like(prompt)
+    # With guidance LLaDA's code needs an attention mask, and crashes without one.
+    attention_mask = None if guidance_scale == 1 else torch.ones_like(prompt)
     if (llada := peers.llada()) is not None:
-        found["LLaDA's code"] = lambda: llada(
+        calls["LLaDA's code"] = lambda: llada(
             full,
             prompt,
-            seen,
-            steps=steps,
+            attention_mask,
+            steps=num_steps,
             gen_length=length,
             block_length=length,
             mask_id=mask,
             cfg_scale=guidance_scale - 1,
-            **how,
+            **options,
         )
     if (dllm := peers.dllm()) is not None:
-        found["dllm's code"] = lambda: dllm(
+        calls["dllm's code"] = lambda: dllm(
             full,
             prompt,
             mask,
-            steps=steps,
+            steps=num_steps,
             max_new_tokens=length,
             block_size=length,
             cfg_scale=guidance_scale - 1,
-            **how,
+            **options,
         )
-    return found
+    return calls
 
 
 def texts(peers: Peers, short: bool) -> list[dict[str, Any]]:
     model = build(paper_vocabulary())
     full = FullLogits(model)
-    length, steps = (64, 4) if short else (64, 8)
+    length, num_steps = (64, 4) if short else (64, 8)
     rows = []
     cases = [(8, 1.0)] if short else [(8, 1.0), (1, 1.0), (1, 3.0)]
     for (batch, guidance_scale), rule in itertools.product(cases, RULES):
         prompt = prompts(model.vocabulary, batch, 32)
-        progress(f"texts: {rule}, batch {batch}, guidance {guidance_scale:g}")
+        progress(f"text: {rule}, batch {batch}, guidance_scale {guidance_scale:g}")
         if rule == "greedy":
-            check_equal(model, peers, prompt, length, steps, guidance_scale)
-        samplers = text_samplers(model, full, peers, prompt, length, steps, rule, guidance_scale)
-        seconds = in_turns(samplers, rounds=1, warm=0)
+            check_equal(model, peers, prompt, length, num_steps, guidance_scale)
+        samplers = text_samplers(model, full, peers, prompt, length, num_steps, rule, guidance_scale)
+        seconds = time_interleaved(samplers, rounds=1, warm=0)
         row = {
             "what": rule,
             "batch": batch,
-            "guidance": guidance_scale,
+            "guidance_scale": guidance_scale,
             "ours, tokens/s": batch * length / seconds["ours"],
         }
-        rows.append(row | {f"over {name}": seconds[name] / seconds["ours"] for name in seconds if name != "ours"})
+        rows.append(row | _speedups(seconds))
         progress(f"{rows[-1]}")
     return rows
 
 
+def _speedups(seconds: dict[str, float]) -> dict[str, float]:
+    return {f"speedup over {name}": seconds[name] / seconds["ours"] for name in seconds if name != "ours"}
+
+
 def check_equal(
-    model: Transformer, peers: Peers, prompt: Tensor, length: int, steps: int, guidance_scale: float
+    model: Transformer, peers: Peers, prompt: Tensor, length: int, num_steps: int, guidance_scale: float
 ) -> None:
-    """At temperature 0, token by token; where the constraint to texts is ours alone, others get it for this."""
+    """At temperature 0 all tokens must be equal. Our sampler draws only text ids, so the others are limited to them."""
     full = FullLogits(model, only=text_ids(model))
-    found = {
-        name: call()
-        for name, call in text_samplers(model, full, peers, prompt, length, steps, "greedy", guidance_scale).items()
-    }
-    for name, tokens in found.items():
-        same = (tokens == found["ours"]).double().mean()
-        assert same == 1, f"{name} gives other tokens: {same:.3f} equal"
+    calls = text_samplers(model, full, peers, prompt, length, num_steps, "greedy", guidance_scale)
+    results = {name: call() for name, call in calls.items()}
+    for name, tokens in results.items():
+        same = (tokens == results["ours"]).double().mean()
+        assert same == 1, f"{name} gives different tokens: {same:.3f} are equal"
 
 
-# -- the law ----------------------------------------------------------------------------------------------------------
+# -- distributions ----------------------------------------------------------------------------------------------------
 
 
-def dist(peers: Peers, count: int) -> list[dict[str, Any]]:
-    """Two samples of triples of tokens at temperature 1, one of each side: are they of one law?
+def compare_distributions(peers: Peers, count: int) -> list[dict[str, Any]]:
+    """A two-sample chi-square test on triples of tokens at temperature 1, ours against each other implementation.
 
-    The statistic is the sum of (a - b)^2 / (a + b) over the triples; `p` is the chance of one as large if they are.
+    The statistic is the sum of (a - b)^2 / (a + b) over the triples; `p` is its p-value.
     """
     vocabulary = Vocabulary(text=4, image=1, audio=1)
     model = build(vocabulary, ModelConfig(num_layers=2, width=32, num_heads=2, d_ff=64), std=0.3)
@@ -186,30 +188,27 @@ def dist(peers: Peers, count: int) -> list[dict[str, Any]]:
     prompt = prompts(vocabulary, 1, 4).expand(count, -1).contiguous()
     rows = []
     torch.manual_seed(0)
-    for rule, guidance_scale, steps in itertools.product(list(RULES)[1:], (1.0, 2.0), (1, 3)):
-        drawn = {
-            name: Counter(map(tuple, call()[:, -3:].tolist()))
-            for name, call in text_samplers(model, full, peers, prompt, 3, steps, rule, guidance_scale).items()
-        }
-        ours = drawn.pop("ours")
-        for name, theirs in drawn.items():
+    for rule, guidance_scale, num_steps in itertools.product(list(RULES)[1:], (1.0, 2.0), (1, 3)):
+        calls = text_samplers(model, full, peers, prompt, 3, num_steps, rule, guidance_scale)
+        counts = {name: Counter(map(tuple, call()[:, -3:].tolist())) for name, call in calls.items()}
+        ours = counts.pop("ours")
+        for name, theirs in counts.items():
             keys = [key for key in ours | theirs if ours[key] + theirs[key] >= 10]
             statistic = sum((ours[key] - theirs[key]) ** 2 / (ours[key] + theirs[key]) for key in keys)
-            chance = float(chi2.sf(statistic, len(keys) - 1))
             rows.append(
                 {
                     "what": rule,
-                    "guidance": guidance_scale,
-                    "looks": steps,
+                    "guidance_scale": guidance_scale,
+                    "num_steps": num_steps,
                     "against": name,
                     "triples": len(keys),
-                    "p": chance,
+                    "p": float(chi2.sf(statistic, len(keys) - 1)),
                 }
             )
     return rows
 
 
-# -- pictures and speech ----------------------------------------------------------------------------------------------
+# -- images and speech ------------------------------------------------------------------------------------------------
 
 
 def media(peers: Peers, short: bool) -> list[dict[str, Any]]:
@@ -220,16 +219,22 @@ def media(peers: Peers, short: bool) -> list[dict[str, Any]]:
         cases += [(Modality.IMAGE, 1024, 8, 1, g) for g in (1.0, 3.0)]
         cases += [(Modality.AUDIO, 2 * RATE, 10, 1, g) for g in (1.0, 3.0)]
     rows = []
-    for modality, length, steps, batch, guidance_scale in cases:
-        is_picture = modality == Modality.IMAGE
-        name = f"picture, {length:,} tokens" if is_picture else f"speech, {length / RATE:g} s"
-        progress(f"{name}, batch {batch}, guidance {guidance_scale:g}")
-        calls = media_samplers(model, full, peers, modality, length, steps, batch, guidance_scale)
-        seconds = in_turns(calls, rounds=1, warm=0)
-        each = seconds["ours"] / batch / (1 if is_picture else length / RATE)
-        unit = "s a picture" if is_picture else "s a second of speech"
-        row = {"what": name, "looks": steps, "batch": batch, "guidance": guidance_scale, "ours": f"{each:.2f} {unit}"}
-        rows.append(row | {f"over {key}": seconds[key] / seconds["ours"] for key in seconds if key != "ours"})
+    for modality, length, num_steps, batch, guidance_scale in cases:
+        is_image = modality == Modality.IMAGE
+        name = f"image, {length:,} tokens" if is_image else f"speech, {length / RATE:g} s"
+        progress(f"{name}, batch {batch}, guidance_scale {guidance_scale:g}")
+        calls = media_samplers(model, full, peers, modality, length, num_steps, batch, guidance_scale)
+        seconds = time_interleaved(calls, rounds=1, warm=0)
+        per_item = seconds["ours"] / batch / (1 if is_image else length / RATE)
+        unit = "s per image" if is_image else "s per second of speech"
+        row = {
+            "what": name,
+            "num_steps": num_steps,
+            "batch": batch,
+            "guidance_scale": guidance_scale,
+            "ours": f"{per_item:.2f} {unit}",
+        }
+        rows.append(row | _speedups(seconds))
         progress(f"{rows[-1]}")
     return rows
 
@@ -240,31 +245,31 @@ def media_samplers(
     peers: Peers,
     modality: Modality,
     length: int,
-    steps: int,
+    num_steps: int,
     batch: int,
     guidance_scale: float,
 ) -> dict[str, Callable[[], object]]:
     vocabulary = model.vocabulary
     text = known(Modality.TEXT, np.random.default_rng(1).integers(vocabulary.text, size=24))
-    canvas = Canvas(text, masked(modality, length), hide=True)
+    canvas = Canvas(text, masked(modality, length), hide_text=True)
     layout = lay_out(canvas, vocabulary)
     tokens = torch.from_numpy(layout.tokens).expand(batch, -1).contiguous()
     shared = {
         "start": layout.starts[0],
         "length": length,
-        "steps": steps,
+        "num_steps": num_steps,
         "mask_id": vocabulary.mask(modality),
         "ids": vocabulary.data_ids(modality),
         "hidden": torch.from_numpy(layout.hidden).expand(batch, -1),
         "text_mask_id": vocabulary.mask(Modality.TEXT),
-        "guidance": guidance_scale,
+        "guidance_scale": guidance_scale,
     }
-    settings = SamplingConfig(
-        sampler="maskgit", num_steps=steps, guidance_scale=guidance_scale, options={"choice_temperature": 1.0}
+    config = SamplingConfig(
+        sampler="maskgit", num_steps=num_steps, guidance_scale=guidance_scale, options={"choice_temperature": 1.0}
     )
     calls: dict[str, Callable[[], object]] = {
-        "ours": lambda: generate(model, [canvas] * batch, settings, range(batch)),
-        "MMaDA's way": lambda: full_maskgit(full, tokens, **shared),
+        "ours": lambda: generate(model, [canvas] * batch, config, range(batch)),
+        "MMaDA's method": lambda: full_maskgit(full, tokens, **shared),
     }
     if modality == Modality.IMAGE and (mmada := peers.mmada()) is not None:
         calls["MMaDA's code"] = lambda: _mmada(mmada, full, tokens, shared)
@@ -272,24 +277,24 @@ def media_samplers(
 
 
 def _mmada(their: Callable[..., Tensor], full: FullLogits, tokens: Tensor, shared: dict[str, Any]) -> Tensor:
-    """Their order is the text, then the picture and one token; their codes follow the text's ids."""
+    """Their order is the text, then the image and one token; their image codes follow the text ids."""
     start, length, ids = shared["start"], shared["length"], shared["ids"]
-    picture, words = tokens[:, start : start + length], tokens[:, start + length + 1 :]
-    begin_, end = tokens[:, :start], tokens[:, start + length : start + length + 1]
-    asked = torch.cat([begin_, words, picture, end], dim=1)
-    prefix = begin_.shape[1] + words.shape[1]
-    blind = asked.clone()
-    blind[:, begin_.shape[1] : prefix] = shared["text_mask_id"]
-    seen = torch.ones_like(asked)
-    is_guided = shared["guidance"] != 1
+    image, text = tokens[:, start : start + length], tokens[:, start + length + 1 :]
+    first, last = tokens[:, :start], tokens[:, start + length : start + length + 1]
+    inputs = torch.cat([first, text, image, last], dim=1)
+    prefix = first.shape[1] + text.shape[1]
+    without_text = inputs.clone()
+    without_text[:, first.shape[1] : prefix] = shared["text_mask_id"]
+    attention_mask = torch.ones_like(inputs)
+    is_guided = shared["guidance_scale"] != 1
     return their(
-        _Called(full),
-        input_ids=asked.clone(),
-        uncond_input_ids=blind if is_guided else None,
-        attention_mask=seen,
-        uncond_attention_mask=seen if is_guided else None,
-        timesteps=shared["steps"],
-        guidance_scale=shared["guidance"] - 1,
+        _WithAttentionBias(full),
+        input_ids=inputs.clone(),
+        uncond_input_ids=without_text if is_guided else None,
+        attention_mask=attention_mask,
+        uncond_attention_mask=attention_mask if is_guided else None,
+        timesteps=shared["num_steps"],
+        guidance_scale=shared["guidance_scale"] - 1,
         seq_len=length,
         mask_token_id=shared["mask_id"],
         resolution=prefix - 1,
@@ -298,8 +303,8 @@ def _mmada(their: Callable[..., Tensor], full: FullLogits, tokens: Tensor, share
     )
 
 
-class _Called:
-    """A model that takes the bias of their attention, and needs none: everything sees everything."""
+class _WithAttentionBias:
+    """A model with their argument for an attention bias, which it ignores: attention is full."""
 
     def __init__(self, full: FullLogits):
         self.full = full
@@ -309,18 +314,18 @@ class _Called:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = base_parser(__doc__)
     add_peers(parser)
     args = parser.parse_args()
-    begin(args)
+    start_benchmark(args)
     peers = peers_of(args)
-    distributions = dist(peers, 1000 if args.short else 20_000)
-    table("Are both of one law? (p: chance of a difference as large if they are)", distributions)
-    found = texts(peers, args.short)
-    table("Texts: tokens a second", found)
-    pictures = media(peers, args.short)
-    table("Pictures and speech: seconds", pictures)
-    save(args, dist=distributions, texts=found, media=pictures)
+    distributions = compare_distributions(peers, 1000 if args.short else 20_000)
+    print_table("Do both sides have the same distribution? (p-values)", distributions)
+    text_rows = texts(peers, args.short)
+    print_table("Text: tokens per second", text_rows)
+    media_rows = media(peers, args.short)
+    print_table("Images and speech: seconds", media_rows)
+    save_results(args, distribution=distributions, texts=text_rows, media=media_rows)
 
 
 if __name__ == "__main__":

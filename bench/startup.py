@@ -1,8 +1,8 @@
-"""How long one waits for the first sign of life: help, the first word, the first picture, each in a new process.
+"""Startup time of commands: help, a first text, a first image, each in a new process.
 
     python bench/startup.py [--short] [--json FILE]
 
-As multiples of what Python takes to import torch, measured in turns; help does not need it.
+Times are multiples of the time to import torch, measured interleaved. Help does not import torch.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measure import arguments, begin, in_turns, save, table
+from measure import base_parser, print_table, save_results, start_benchmark, time_interleaved
 
 TRIPTYCH = [sys.executable, "-m", "triptych"]
 
@@ -20,22 +20,22 @@ def run(*command: str) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
-    begin(args)
+    args = base_parser(__doc__).parse_args()
+    start_benchmark(args)
     with tempfile.TemporaryDirectory() as folder:
-        picture = str(Path(folder) / "cat.png")
+        image = str(Path(folder) / "cat.png")
         calls = {
             "python -c pass": lambda: run(sys.executable, "-c", "pass"),
             "import torch": lambda: run(sys.executable, "-c", "import torch"),
             "triptych --help": lambda: run(*TRIPTYCH, "--help"),
             "triptych train --help": lambda: run(*TRIPTYCH, "train", "--help"),
             "triptych generate text": lambda: run(*TRIPTYCH, "generate", "text", "there is a"),
-            "triptych generate image": lambda: run(*TRIPTYCH, "generate", "image", "a cat", "--out", picture),
+            "triptych generate image": lambda: run(*TRIPTYCH, "generate", "image", "a cat", "--out", image),
         }
-        found = in_turns(calls, 1 if args.short else 5)
-    rows = [{"what": name, "over importing torch": value / found["import torch"]} for name, value in found.items()]
-    table("From a command to its answer", rows)
-    save(args, startup=rows)
+        seconds = time_interleaved(calls, 1 if args.short else 5)
+    rows = [{"what": name, "over importing torch": value / seconds["import torch"]} for name, value in seconds.items()]
+    print_table("From a command to its answer", rows)
+    save_results(args, startup=rows)
 
 
 if __name__ == "__main__":

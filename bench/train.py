@@ -1,13 +1,13 @@
-"""How fast training steps are: against this machine's best matrix product, and against how others do them.
+"""Speed of training steps, compared with this machine's fastest matrix product and with other implementations.
 
     python bench/train.py [--short] [--json FILE] [--peer dllm=PATH] [--compile]
 
-1. MFU: FLOPs that a step needs over what the best float32 product of this machine does in the same time. "Backbone" is
-   the blocks alone, forward and backward, on whole rows; "step" is everything: loader, masks, head, clipping, AdamW,
-   EMA. Only work that is done counts: what the last block leaves out for positions that nobody asks for is no merit.
-2. Where the time of a step goes: its parts, measured alone on the shapes of the step.
-3. One step with 117,698 ids against the usual head (logits of every position), LLaDA's guideline and, given a checkout,
-   dllm's own trainer, on the same backbone with the same optimizer; and what the head adds to the peak of memory.
+1. MFU: FLOPs of a step, divided by those of the machine's fastest float32 matrix product in the same time. "backbone"
+   is the forward and backward pass of the blocks on whole rows. "step" is everything: loader, masks, head, clipping,
+   AdamW, EMA. Only FLOPs that are executed count, not those that the last block skips for unpredicted positions.
+2. Time of the parts of a step, each measured alone on the shapes of the step.
+3. One step with 117,698 ids, compared with the usual head (logits of all positions), with LLaDA's guideline and, given
+   a checkout, with dllm's trainer, on the same backbone with the same optimizer; and the memory of the head.
 """
 
 import copy
@@ -20,12 +20,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import arguments, begin, in_turns, peak_bytes, product, progress, random_data, save, table
+from measure import (
+    base_parser,
+    peak_bytes,
+    print_table,
+    product,
+    progress,
+    random_data,
+    save_results,
+    start_benchmark,
+    time_interleaved,
+)
 from peers import add_peers, every_logit, guideline_loss, peers_of, usual_loss
 from torch import Tensor
 
 from triptych.data.loader import Loader
-from triptych.model.count import flops
+from triptych.model.flops import flops
 from triptych.model.layers import rotary_angles
 from triptych.model.segments import Segments, whole_rows
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise
@@ -33,9 +43,15 @@ from triptych.recipes import recipe
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.distributed import clip_gradients
-from triptych.training.loop import _average
 from triptych.training.ranks import Ranks
-from triptych.training.step import ModelInput, build_model, build_optimizer, micro_inputs, train_step
+from triptych.training.step import (
+    ModelInput,
+    build_model,
+    build_optimizer,
+    micro_inputs,
+    train_step,
+    update_ema,
+)
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 WIDE = ModelConfig(num_layers=4, width=512, num_heads=4, d_ff=1408)
@@ -46,6 +62,7 @@ CPU = torch.device("cpu")
 
 
 def backbone(shape: ModelConfig, rows: int, length: int, compiled: bool = False) -> Callable[[], object]:
+    """A call that does one forward and backward pass of the blocks."""
     model = Transformer(shape, Vocabulary(text=8, image=8, audio=8))
     initialise(model, 0)
     for block in model.blocks if compiled else ():
@@ -65,16 +82,17 @@ def backbone(shape: ModelConfig, rows: int, length: int, compiled: bool = False)
     return call
 
 
-def flops_done(shape: ModelConfig, segments: Segments, asked: int, columns: float) -> float:
-    """Of one forward and backward pass of sequences of these lengths, so many of their positions asked for."""
+def executed_flops(shape: ModelConfig, segments: Segments, num_queries: int, columns: float) -> float:
+    """FLOPs of a forward and backward pass over these sequences, with `num_queries` predicted positions."""
     tokens = sum(segments.lengths)
     context = sum(length**2 for length in segments.lengths) / tokens
-    per_token = flops(shape, paper_vocabulary(), context, predicted=asked / tokens, columns=columns)
+    per_token = flops(shape, paper_vocabulary(), context, predicted=num_queries / tokens, columns=columns)
     return per_token.training * tokens
 
 
 def columns_of(shape: ModelConfig, vocabulary: Vocabulary, counts: tuple[int, ...]) -> float:
-    sizes = [vocabulary.data_size(modality) + 2 for modality in Modality]
+    """Mean number of logits per predicted position."""
+    sizes = [vocabulary.num_logits(modality) for modality in Modality]
     return float(sum(sizes)) if shape.softmax_scope == "full" else float(np.average(sizes, weights=counts))
 
 
@@ -93,10 +111,10 @@ def mfu(short: bool, compiled: bool) -> list[dict[str, Any]]:
         calls = {"backbone": backbone(shape, count, length), "product": best}
         if compiled:
             calls["backbone, compiled"] = backbone(shape, count, length, compiled=True)
-        found = in_turns(calls, rounds)
-        peak = best_work / found.pop("product")
-        work = flops_done(shape, whole_rows(count, length, CPU), count * length, columns=0)
-        for what, seconds in found.items():
+        times = time_interleaved(calls, rounds)
+        peak = best_work / times.pop("product")
+        work = executed_flops(shape, whole_rows(count, length, CPU), count * length, columns=0)
+        for what, seconds in times.items():
             rows.append(
                 {"model": name, "what": what, "MFU": work / seconds / peak, "tokens/s": count * length / seconds}
             )
@@ -105,8 +123,8 @@ def mfu(short: bool, compiled: bool) -> list[dict[str, Any]]:
 
 
 def scenes_step(rounds: int) -> dict[str, Any]:
-    """All of `train_step` and what is done around it, on real steps of the loader."""
-    progress("whole steps of scenes")
+    """`train_step`, the loader and the EMA update, on real batches."""
+    progress("full steps of scenes")
     with tempfile.TemporaryDirectory() as folder:
         bundle = TokenizerBundle.load("scenes")
         config = replace(recipe("scenes"), data=random_data(Path(folder), bundle), validation_data=())
@@ -119,7 +137,7 @@ def scenes_step(rounds: int) -> dict[str, Any]:
                 began = time.perf_counter()
                 step = next(loader)
                 train_step(model, optimizer, step, config, bundle.vocabulary, CPU, ranks)
-                _average(ema, model, 0.999)
+                update_ema(ema, model, 0.999)
                 ended = time.perf_counter()
                 if number < 2:
                     continue
@@ -138,7 +156,7 @@ def _inputs(config: RunConfig, step: Any, bundle: TokenizerBundle) -> list[Model
 
 def _work(config: RunConfig, inputs: ModelInput, vocabulary: Vocabulary) -> float:
     counts = inputs.targets.counts
-    return flops_done(config.model, inputs.segments, sum(counts), columns_of(config.model, vocabulary, counts))
+    return executed_flops(config.model, inputs.segments, sum(counts), columns_of(config.model, vocabulary, counts))
 
 
 # -- where the time goes ----------------------------------------------------------------------------------------------
@@ -159,18 +177,18 @@ def parts_of_scenes(rounds: int) -> list[dict[str, Any]]:
             calls["loader (beside the training)"] = lambda: next(loader)
             calls["clipping"] = lambda: clip_gradients(model.parameters(), 1e9)
             calls["AdamW"] = optimizer.step
-            calls["EMA"] = lambda: _average(ema, model, 0.999)
+            calls["EMA"] = lambda: update_ema(ema, model, 0.999)
 
-            def whole() -> None:
+            def full_step() -> None:
                 train_step(model, optimizer, step, config, bundle.vocabulary, CPU)
-                # train_step drops gradients; the parts above need them.
+                # train_step frees the gradients; the parts above need them.
                 for parameter in model.parameters():
                     parameter.grad = torch.zeros_like(parameter)
-                _average(ema, model, 0.999)
+                update_ema(ema, model, 0.999)
 
-            calls["whole"] = whole
-            whole()
-            return _shares(in_turns(calls, rounds), config.model.num_layers)
+            calls["full step"] = full_step
+            full_step()
+            return _shares(time_interleaved(calls, rounds), config.model.num_layers)
 
 
 def parts_of_wide(rounds: int) -> list[dict[str, Any]]:
@@ -181,39 +199,39 @@ def parts_of_wide(rounds: int) -> list[dict[str, Any]]:
     calls["clipping"] = lambda: clip_gradients(model.parameters(), 1e9)
     calls["AdamW"] = optimizer.step
 
-    def whole() -> None:
-        model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets).total.backward()
+    def full_step() -> None:
+        model.loss(inputs.tokens, inputs.positions, inputs.segments, inputs.targets).total.backward()
         clip_gradients(model.parameters(), 1e9)
         optimizer.step()
 
-    calls["whole"] = whole
-    whole()
-    return _shares(in_turns(calls, rounds), WIDE.num_layers)
+    calls["full step"] = full_step
+    full_step()
+    return _shares(time_interleaved(calls, rounds), WIDE.num_layers)
 
 
 def _parts(model: Transformer, inputs: ModelInput) -> dict[str, Callable[[], object]]:
-    """Forward and backward of each part, on the shapes it has in the step."""
+    """Calls that do one forward and backward pass of each part, on the shapes of the step."""
     segments, block = inputs.segments, model.blocks[0]
-    tokens = segments.pick(inputs.tokens)
-    cos, sin = rotary_angles(segments.pick(inputs.positions), model.config.head_width, model.config.rope_base)
+    tokens = segments.gather(inputs.tokens)
+    cos, sin = rotary_angles(segments.gather(inputs.positions), model.config.head_width, model.config.rope_base)
     x = torch.randn(len(tokens), model.config.width, requires_grad=True)
-    up, asked = torch.randn_like(x), len(inputs.targets.rows_n)
-    hidden = torch.randn(asked, model.config.width, requires_grad=True)
+    up = torch.randn_like(x)
+    hidden = torch.randn(len(inputs.targets.query_idx), model.config.width, requires_grad=True)
     return {
         "embedding": lambda: model.embed(tokens).backward(up),
         "attention": lambda: block.attention(block.norm1(x), cos, sin, segments).backward(up),  # type: ignore[operator,union-attr]
         "MLP": lambda: block.mlp(block.norm2(x)).backward(up),  # type: ignore[operator,union-attr]
-        "head": lambda: model._loss(hidden, inputs.targets).total.backward(),
+        "head": lambda: model.loss_from_hidden(hidden, inputs.targets).total.backward(),
     }
 
 
 def _shares(seconds: dict[str, float], layers: int) -> list[dict[str, Any]]:
-    whole = seconds.pop("whole")
+    full_step = seconds.pop("full step")
     rows = []
-    for name, found in seconds.items():
+    for name, part in seconds.items():
         times = layers if name in ("attention", "MLP") else 1
         rows.append(
-            {"part": f"{name}, {layers} times" if times > 1 else name, "share of a step": times * found / whole}
+            {"part": f"{name}, {layers} times" if times > 1 else name, "share of a step": times * part / full_step}
         )
     counted = sum(row["share of a step"] for row in rows if "beside" not in row["part"])
     return [*rows, {"part": "sum, without what is beside it", "share of a step": counted}]
@@ -231,14 +249,14 @@ def wide_model(scope: str) -> Transformer:
 
 
 def wide_tokens() -> tuple[Tensor, Tensor, Tensor]:
-    """Two rows each of text, pictures and speech; half of the positions masked. True ids, what is seen, modalities."""
+    """True ids, masked ids and modalities of two rows each of text, images and speech, half of the positions masked."""
     vocabulary, rng = paper_vocabulary(), np.random.default_rng(0)
     modality = np.repeat(np.arange(ROWS) % 3, LENGTH).reshape(ROWS, LENGTH)
-    true, masks = np.zeros((ROWS, LENGTH), np.int64), np.zeros((ROWS, LENGTH), np.int64)
-    for each in Modality:
-        ids = vocabulary.data_ids(each)
-        true[modality == each] = rng.integers(ids.start, ids.stop, size=int((modality == each).sum()))
-        masks[modality == each] = vocabulary.mask(each)
+    true = np.zeros((ROWS, LENGTH), np.int64)
+    for kind in Modality:
+        ids = vocabulary.data_ids(kind)
+        true[modality == kind] = rng.integers(ids.start, ids.stop, size=int((modality == kind).sum()))
+    masks = vocabulary.mask_ids[modality]
     is_masked = rng.random((ROWS, LENGTH)) < 0.5
     return torch.from_numpy(true), torch.from_numpy(np.where(is_masked, masks, true)), torch.from_numpy(modality)
 
@@ -261,7 +279,7 @@ def against(args: Any, rounds: int) -> list[dict[str, Any]]:
     dllm, mask = peers_of(args).dllm_loss(), paper_vocabulary().mask(Modality.TEXT)
 
     def ours(model: Transformer) -> Tensor:
-        return model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets).total
+        return model.loss(inputs.tokens, inputs.positions, inputs.segments, inputs.targets).total
 
     losses: dict[str, Callable[[Transformer], Tensor]] = {
         "ours, softmax over all ids": ours,
@@ -283,21 +301,21 @@ def against(args: Any, rounds: int) -> list[dict[str, Any]]:
 
         return call
 
-    # All but our own second one are of the same loss.
+    # All of these compute the same loss.
     values = {
         name: float(loss(model).detach())
         for name, loss in losses.items()
         if "modality" not in name and "dllm" not in name
     }
     assert max(values.values()) - min(values.values()) < 1e-2, values
-    seconds = in_turns({name: step(name) for name in losses}, rounds)
+    seconds = time_interleaved({name: step(name) for name in losses}, rounds)
 
     def backbone_alone() -> None:
         hidden = model(seen, inputs.positions)
         hidden.backward(torch.ones_like(hidden))
         optimizer.zero_grad()
 
-    # Beyond a pass that ends with hidden states, and beyond the gradient of the table, which everyone has.
+    # The head's memory is what exceeds a pass without a head and the gradient of the unembedding, which all need.
     base = peak_bytes(backbone_alone) + 4 * sum(p.numel() for p in model.unembed.parameters())
     rows, usual = [], "usual head (logits of all positions)"
     for name in losses:
@@ -312,24 +330,24 @@ def against(args: Any, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = base_parser(__doc__)
     add_peers(parser)
     parser.add_argument("--only-mfu", action="store_true", help="only the first table")
     parser.add_argument("--compile", action="store_true", help="also with blocks compiled by torch.compile")
     args = parser.parse_args()
-    begin(args)
+    start_benchmark(args)
     rounds = 2 if args.short else 7
     shares = mfu(args.short, args.compile)
-    table("Share of the best float32 matrix product (MFU)", shares)
+    print_table("Share of the best float32 matrix product (MFU)", shares)
     if args.only_mfu:
-        save(args, mfu=shares)
+        save_results(args, mfu=shares)
         return
     heads = against(args, 1 if args.short else 3)
-    table("One step of 4 x 512 with 117,698 ids, 6 rows of 256, half of the positions masked", heads)
+    print_table("One step of 4 x 512 with 117,698 ids, 6 rows of 256, half of the positions masked", heads)
     scenes, wide = parts_of_scenes(rounds), parts_of_wide(1 if args.short else 3)
-    table("Where the time of a step of scenes goes", scenes)
-    table("Where the time of a step of 4 x 512 with 117,698 ids goes (softmax over a modality)", wide)
-    save(args, mfu=shares, heads=heads, parts_of_scenes=scenes, parts_of_wide=wide)
+    print_table("Where the time of a step of scenes goes", scenes)
+    print_table("Where the time of a step of 4 x 512 with 117,698 ids goes (softmax over a modality)", wide)
+    save_results(args, mfu=shares, heads=heads, parts_of_scenes=scenes, parts_of_wide=wide)
 
 
 if __name__ == "__main__":

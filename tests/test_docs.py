@@ -1,23 +1,52 @@
-"""What the documents say exists: every command parses, every link leads somewhere."""
+"""Documentation: commands parse, links, anchors and paths exist, examples run, and the site builds without warnings."""
 
+import ast
+import importlib
+import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from triptych.cli.main import parse
+from triptych.cli.main import COMMANDS, parse, parser_of
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "studies").rglob("*.md")),
+]
+SCRIPTS = [*sorted((ROOT / "examples").glob("*.sh")), *sorted((ROOT / "launch").glob("*.sh"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page, language=None):
+    """Code blocks of a page."""
+    return [code for kind, code in FENCE.findall(page.read_text()) if language in (None, kind)]
+
+
+def prose(page):
+    """A page without its code blocks."""
+    return FENCE.sub("", page.read_text())
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
 
 
 def commands():
-    for document in DOCUMENTS:
-        for block in re.findall(r"^```\w*\n(.*?)^```", document.read_text(), flags=re.DOTALL | re.MULTILINE):
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.startswith("triptych "):
-                    yield pytest.param(line, id=f"{document.name}: {line[:50]}")
+    texts = [(page, "\n".join(blocks(page))) for page in PAGES] + [(script, script.read_text()) for script in SCRIPTS]
+    for path, text in texts:
+        for line in text.replace("\\\n", " ").splitlines():
+            if line.startswith("triptych "):
+                yield pytest.param(line, id=f"{name_of(path)}: {line[:50]}")
 
 
 @pytest.mark.parametrize("line", commands())
@@ -27,17 +56,63 @@ def test_commands_parse(line):
         parse(words)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document):
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
-        if "://" not in link:
-            assert (document.parent / link).exists(), link
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_in_prose_and_their_options_exist(page):
+    for code in re.findall(r"`triptych ([^`]+)`", prose(page)):
+        words = code.split()
+        if words[0].startswith("-"):  # triptych --help
+            continue
+        name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+        if name is None:
+            assert any(command.startswith(f"{words[0]} ") for command in COMMANDS), code
+            assert len(words) == 1 or words[1].isupper() or words[1].startswith(("-", "...")), code
+            continue
+        known = {option for action in parser_of(name)._actions for option in action.option_strings}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, code
 
 
-def test_make_targets_named_in_the_readme_exist():
+def test_make_targets_exist():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"\bmake (\w+) ", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()))
-    assert {"demo", "test"} <= named <= targets
+    named = {target for page in PAGES for target in re.findall(r"(?:`|^)make (\w+)", page.read_text(), re.MULTILINE)}
+    assert {"demo", "test", "docs"} <= named <= targets
+
+
+# -- links and paths --------------------------------------------------------------------------------------------------
+
+
+def anchors(page):
+    """Anchors of a page's headings, as GitHub makes them."""
+    slugs = []
+    for heading in re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        slugs.append(f"{slug}-{slugs.count(slug)}" if slug in slugs else slug)
+    return slugs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_and_anchors_exist(page):
+    text = prose(page)
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'\b(?:href|src|srcset)="([^"]+)"', text)
+    for link in links:
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), f"{link}: the anchors are {anchors(target)}"
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/paper-map.md"])
+def test_named_files_exist(page):
+    """Paths in code spans are relative to the repository, to triptych/, or to the folder of the path named before."""
+    folder = ROOT
+    for path in re.findall(r"`([\w\-./]+(?:\.(?:py|md|yml|toml|sh|txt)|/))`", prose(ROOT / page)):
+        places = [ROOT / path, ROOT / "triptych" / path, folder / path]
+        exists = [place for place in places if place.exists()]
+        assert exists, path
+        folder = exists[0] if exists[0].is_dir() else exists[0].parent
 
 
 def test_every_fault_names_tests_that_exist():
@@ -47,3 +122,84 @@ def test_every_fault_names_tests_that_exist():
         for file, name in re.findall(r"`(\w+\.py)::(\w+)`", tests):
             (path,) = (ROOT / "tests").rglob(file)
             assert f"def {name}(" in path.read_text(), f"{number}: {file}::{name}"
+
+
+# -- Python -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+def test_python_examples_use_names_that_exist(page):
+    from triptych import Pipeline
+
+    for node in (node for code in blocks(page, "python") for node in ast.walk(ast.parse(code))):
+        match node:
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] == "triptych":
+                for alias in node.names:
+                    assert hasattr(importlib.import_module(module), alias.name), f"{module}.{alias.name}"
+            case ast.Attribute(value=ast.Name(id="pipe"), attr=name):
+                assert hasattr(Pipeline, name) or name in ("model", "bundle", "limits"), f"pipe.{name}"
+
+
+# -- examples and figures ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_example_trains_on_a_folder_of_images(tmp_path):
+    environment = {
+        **os.environ,
+        "STEPS": "4",
+        "WORK": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [ROOT / "examples" / "train_on_your_data.sh"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_the_diagrams_are_what_their_script_draws():
+    spec = importlib.util.spec_from_file_location("draw_architecture", ROOT / "docs/scripts/draw_architecture.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for name, theme in (("light", script.LIGHT), ("dark", script.DARK)):
+        assert (ROOT / f"docs/images/architecture-{name}.svg").read_text() == script.draw(theme)
+
+
+# -- the site ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="needs the extra `docs`")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_site_has_the_home_page_the_studies_and_the_api(site):
+    assert "One masked-diffusion" in (site / "index.html").read_text()
+    assert (site / "studies" / "scaling" / "figure.png").exists()
+    api = (site / "api.html").read_text()
+    for name in (
+        "Pipeline.text_to_image",
+        "Pipeline.__call__",
+        "SamplingConfig.num_steps",
+        "run.train",
+        "exam.evaluate",
+    ):
+        assert f'.{name}"' in api, name
+
+
+def test_the_site_loads_nothing_from_other_hosts(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc(?:set)?=\"?([^\"\s>]+)", text)
+        loaded += re.findall(r"<link\b[^>]*\brel=\"?(?:stylesheet|preconnect)[^>]*\bhref=\"?([^\"\s>]+)", text)
+        loaded += re.findall(r"<link\b[^>]*\bhref=\"?([^\"\s>]+)[^>]*\brel=\"?(?:stylesheet|preconnect)", text)
+        assert loaded
+        assert not [address for address in loaded if re.match(r"(?:https?:)?//", address)], page

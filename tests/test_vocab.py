@@ -23,7 +23,7 @@ def test_every_id_has_exactly_one_meaning():
     assert sorted(meanings) == list(range(vocabulary.size))
 
 
-def test_ranges_are_disjoint_and_tasks_lie_outside_all():
+def test_ranges_are_disjoint_and_contain_no_task():
     vocabulary = Vocabulary(text=11, image=7, audio=5)
     ids = [set(vocabulary.ids(modality)) for modality in Modality]
     assert len(ids[0] | ids[1] | ids[2]) == sum(map(len, ids))
@@ -53,7 +53,7 @@ def test_global_and_local_ids_are_inverse(modality):
 
 def test_ids_of_another_tokenizer_are_refused():
     vocabulary = Vocabulary(text=11, image=7, audio=5)
-    with pytest.raises(UserError, match=r"image token ids must lie in \[0, 7\), got 7 to 7"):
+    with pytest.raises(UserError, match=r"image token ids must be in \[0, 7\), got 7 to 7"):
         vocabulary.to_global(Modality.IMAGE, np.array([7]))
     with pytest.raises(UserError, match="expected only text data ids"):
         vocabulary.to_local(Modality.TEXT, np.array([0, vocabulary.eos(Modality.TEXT)]))
@@ -87,3 +87,17 @@ def test_impossible_sizes_are_refused(tmp_path, size):
     path.write_text(json.dumps({"format": "triptych-vocabulary", "version": 1, "text": 1, "image": size, "audio": 1}))
     with pytest.raises(UserError):
         Vocabulary.load(path)
+
+
+@pytest.mark.parametrize("modality", list(Modality))
+def test_logits_have_a_column_per_data_id_then_bos_and_eos(modality):
+    vocabulary = Vocabulary(text=11, image=7, audio=5)
+    assert vocabulary.num_logits(modality) == vocabulary.data_size(modality) + 2
+    assert vocabulary.eos_column(modality) == vocabulary.num_logits(modality) - 1
+    assert vocabulary.ids(modality)[vocabulary.eos_column(modality)] == vocabulary.eos(modality)
+
+
+def test_mask_ids_are_indexed_by_modality():
+    vocabulary = Vocabulary(text=11, image=7, audio=5)
+    assert vocabulary.mask_ids.tolist() == [vocabulary.mask(modality) for modality in Modality]
+    assert vocabulary.mask_ids.dtype == np.int64

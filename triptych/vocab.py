@@ -2,8 +2,8 @@
 
     [ text: data | BOS EOS MASK PAD ][ TASK x 3 ][ image: data | BOS EOS MASK ][ audio: data | BOS EOS MASK ]
 
-The three TASK ids stand right behind the text range, so that the embedding blocks (text with PAD and TASK, image,
-audio) are three contiguous slices and need no permutation. They belong to no modality's range.
+The three TASK ids follow the text range, so that the embedding blocks (text with PAD and TASK, image, audio) are three
+contiguous slices. TASK ids belong to no modality.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from triptych.errors import CheckpointError, UserError
 
 
 class Modality(IntEnum):
-    """What a token is a piece of. The values are stored in shards and batches: never renumber them."""
+    """The modality of a token. The values are stored in shards and batches: never renumber them."""
 
     TEXT = 0
     IMAGE = 1
@@ -27,7 +27,7 @@ class Modality(IntEnum):
 
 
 class Task(IntEnum):
-    """What kind of sequence a sample is; its token opens the sequence and is never masked."""
+    """The kind of a sequence. Its token is the first of the sequence and is never masked."""
 
     TEXT = 0
     IMAGE_TEXT = 1
@@ -35,7 +35,7 @@ class Task(IntEnum):
 
     @property
     def partner(self) -> Modality | None:
-        """The modality that stands before the text, if there is one."""
+        """The modality that precedes the text; None for text-only sequences."""
         return {Task.TEXT: None, Task.IMAGE_TEXT: Modality.IMAGE, Task.AUDIO_TEXT: Modality.AUDIO}[self]
 
     @property
@@ -43,14 +43,14 @@ class Task(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
-NOT_A_MODALITY = 255  # what `modality_of` answers for TASK ids
+NOT_A_MODALITY = 255  # returned by `modality_of` for TASK ids
 
-_BOS, _EOS, _MASK, _PAD = 0, 1, 2, 3  # offsets behind the data ids; PAD exists in the text range only
+_BOS, _EOS, _MASK, _PAD = 0, 1, 2, 3  # offsets after the data ids; only the text range has PAD
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Sizes of the three tokenizers' vocabularies; everything else is derived from them."""
+    """The unified vocabulary, defined by the vocabulary sizes of the three tokenizers."""
 
     text: int
     """Number of text tokenizer ids (cl100k_base: 100,277)."""
@@ -67,7 +67,7 @@ class Vocabulary:
     # -- ranges ---------------------------------------------------------------------------------------------------
 
     def data_size(self, modality: Modality) -> int:
-        """How many ids of this modality carry data."""
+        """Number of data ids of a modality, without special tokens."""
         return (self.text, self.image, self.audio)[modality]
 
     @cached_property
@@ -82,18 +82,18 @@ class Vocabulary:
         return range(start, start + self.data_size(modality) + specials)
 
     def data_ids(self, modality: Modality) -> range:
-        """The ids that a masked position of this modality may become, apart from EOS."""
+        """The ids of a modality without special tokens."""
         start = self._starts[modality]
         return range(start, start + self.data_size(modality))
 
     @property
     def size(self) -> int:
-        """Number of ids in all: 117,698 with the paper's tokenizers."""
+        """Total number of ids: 117,698 with the paper's tokenizers."""
         return self.ids(Modality.AUDIO).stop
 
     @property
     def embedding_blocks(self) -> tuple[range, range, range]:
-        """The three contiguous slices that carry their own hyperparameters: text with PAD and TASK, image, audio."""
+        """The three contiguous slices with their own hyperparameters: text with PAD and TASK, image, audio."""
         image, audio = self.ids(Modality.IMAGE), self.ids(Modality.AUDIO)
         return range(0, image.start), image, audio
 
@@ -141,13 +141,13 @@ class Vocabulary:
         size = self.data_size(modality)
         if local.size and (local.min() < 0 or local.max() >= size):
             raise UserError(
-                f"{modality.name.lower()} token ids must lie in [0, {size}), got {local.min()} to {local.max()}; "
+                f"{modality.name.lower()} token ids must be in [0, {size}), got {local.min()} to {local.max()}; "
                 "were they made with another tokenizer?"
             )
         return local + self._starts[modality]
 
     def to_local(self, modality: Modality, ids: np.ndarray) -> np.ndarray:
-        """Ids of the unified vocabulary -> the tokenizer's own ids. All must be data ids of that modality."""
+        """Ids of the unified vocabulary -> the tokenizer's own ids. All must be data ids of this modality."""
         ids = np.asarray(ids, dtype=np.int64)
         known = self.data_ids(modality)
         if ids.size and (ids.min() < known.start or ids.max() >= known.stop):
@@ -174,7 +174,7 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any id changes its meaning."""
+        """Changes when the meaning of any id changes."""
         return hashlib.sha256(json.dumps(self._as_json(), sort_keys=True).encode()).hexdigest()
 
     def _as_json(self) -> dict:

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it, in its own process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from triptych import __version__
-from triptych.cli.main import COMMANDS, main
+from triptych.cli.main import COMMANDS, main, parser_of
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.text import ByteBPE
 from triptych.vocab import Vocabulary
@@ -42,33 +42,21 @@ def texts(tmp_path: Path) -> Path:
 # -- help -------------------------------------------------------------------------------------------------------------
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     script = (
-        "import sys, time; start = time.perf_counter(); from triptych.cli.main import main; code = main(['--help']);"
-        "took = time.perf_counter() - start;"
+        "import sys; from triptych.cli.main import main; code = main(['--help']);"
         "heavy = [name for name in ('torch', 'numpy', 'rich', 'PIL') if name in sys.modules];"
-        "print(code, took, heavy, file=sys.stderr)"
+        "print(code, heavy, file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    code, took, heavy = result.stderr.split(maxsplit=2)
+    code, heavy = result.stderr.split(maxsplit=1)
     assert (code, heavy.strip()) == ("0", "[]")
-    assert float(took) < 0.3
-    for name, verb in COMMANDS.items():
-        assert f"triptych {name}" in result.stdout
-        assert verb.summary in result.stdout
-
-
-def test_help_answers_well_under_half_a_second() -> None:
-    def seconds() -> float:
-        start = time.perf_counter()
-        assert triptych("--help").returncode == 0
-        return time.perf_counter() - start
-
-    assert min(seconds() for _ in range(3)) < 0.5
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", result.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_verb_explains_itself(name: str, capsys: pytest.CaptureFixture) -> None:
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*name.split(), "--help"])
     assert caught.value.code == 0
@@ -94,6 +82,29 @@ def test_the_help_of_tokenize_is_enough_to_use_it(capsys: pytest.CaptureFixture)
         assert word in output
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_states_its_exit_codes_and_can_be_quiet(name: str) -> None:
+    text = parser_of(name).format_help()
+    assert "exit codes: 0 " in text
+    assert "--quiet" in text
+    if name == "train":
+        assert "5 diverged" in text
+
+
+def test_quiet_silences_notes_and_keeps_results_and_errors(
+    tokenizers: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["tokenize", str(texts), "--out", str(tmp_path / "out"), "--tokenizers", str(tokenizers), "--workers", "0"]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*words, "--quiet"]) == 0  # says otherwise that the dataset is complete
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"{tmp_path / 'out'}: 50 text samples")
+    assert captured.err == ""
+    assert main(["tokenize", str(tmp_path / "nothing"), "--out", str(tmp_path / "x"), "--quiet"]) == 3
+    assert "no such file or folder" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"triptych {__version__}\n"
@@ -105,11 +116,11 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["tokenise"], "unknown verb 'tokenise'. Did you mean 'tokenize'?"),
-        (["frobnicate"], "unknown verb 'frobnicate'. Known: "),
+        (["tokenise"], "unknown command 'tokenise'. Did you mean 'tokenize'?"),
+        (["frobnicate"], "unknown command 'frobnicate'. Known: "),
         (["tokenizers"], "`triptych tokenizers` needs a second word: tokenizers make."),
-        (["data", "shw", "x"], "unknown verb 'data shw'. Did you mean 'data show'?"),
-        (["tokenize", "x", "--ouput", "y"], "unknown option --ouput. Did you mean '--out'?"),
+        (["data", "shw", "x"], "unknown command 'data shw'. Did you mean 'data show'?"),
+        (["tokenize", "x", "--ouput", "y"], "unknown option --ouput. Did you mean '--out'"),
         (["tokenize", "x", "--out", "y", "--worker=3"], "unknown option --worker. Did you mean '--workers'?"),
         (["tokenize", "x", "--out", "y", "--format", "parket"], "unknown name 'parket'. Did you mean 'parquet'?"),
         (["tokenize", "x", "--out", "y", "--workers", "two"], "argument --workers: invalid int value: 'two'"),
@@ -145,57 +156,6 @@ def test_errors_have_their_exit_codes(tokenizers: Path, texts: Path, tmp_path: P
     assert "Traceback" not in missing.stderr + unknown.stderr + bad.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["imge", "a cat"], "unknown name 'imge'. Did you mean 'image'?"),
-        (["image"], "the following arguments are required: INPUT"),
-        (["image", "a", "cat"], "`generate image` takes TEXT, got 2 inputs. Put texts in quotes."),
-        (["answer", "{png}"], "`generate answer` takes PICTURE QUESTION, got 1 inputs. Put texts in quotes."),
-        (["fill-text", "a", "b", "c"], "`generate fill-text` takes TEXT with ___ [PICTURE or SOUND], got 3 inputs."),
-        (["caption", "{none}.png"], "there is no file '{none}.png'."),
-        (["transcribe", "{none}.wav"], "there is no file '{none}.wav'."),
-        (["caption", "{wav}"], "{wav} is not a picture in one of the formats PNG, JPEG"),
-        (["transcribe", "{png}"], "{png} is not a sound in one of the formats WAV, FLAC, OGG, MP3."),
-        (["fill-text", "a ___", "{none}.wav"], "there is no file '{none}.wav'."),
-        (["fill-image", "{png}"], "this needs --box: LEFT,TOP,RIGHT,BOTTOM in pixels."),
-        (["fill-image", "{png}", "--box", "0,0,8"], "--box must be LEFT,TOP,RIGHT,BOTTOM in pixels, got '0,0,8'."),
-        (["fill-image", "{png}", "--box", "0,0,8,x"], "--box must be LEFT,TOP,RIGHT,BOTTOM in pixels, got '0,0,8,x'."),
-        (["fill-speech", "{wav}"], "this needs --interval: FROM,TO in seconds."),
-        (["fill-speech", "{wav}", "--interval", "1"], "--interval must be FROM,TO in seconds, got '1'."),
-        (["image", "a cat", "--out", "cat.jpg"], "this makes a .png file, got --out cat.jpg."),
-        (["speech", "a cat", "--out", "cat.png"], "this makes a .wav file, got --out cat.png."),
-        (
-            ["caption", "{png}", "--out", "cat.txt"],
-            "`generate caption` prints a text; --out is for pictures and sounds.",
-        ),
-        (["image", "a cat", "--count", "0"], "--count must be at least 1, got 0."),
-        (["image", "a cat", "--steps", "few"], "argument --steps: invalid int value: 'few'"),
-        (
-            ["image", "a cat", "--guidance-skale", "3"],
-            "unknown option --guidance-skale. Did you mean '--guidance-scale'?",
-        ),
-        (["image", "a cat", "--model", "scene"], "Did you mean 'scenes'?"),
-    ],
-)
-def test_mistakes_in_generate_are_found_before_a_model_is_loaded(
-    words: list[str], answer: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    import soundfile
-    from PIL import Image
-
-    names = {name: str(tmp_path / f"a.{name}") for name in ("png", "wav")} | {"none": str(tmp_path / "none")}
-    Image.new("RGB", (16, 16)).save(names["png"])
-    soundfile.write(names["wav"], [0.0] * 1600, 16_000)
-    given = [word.format(**names) for word in words]
-    assert main(["generate", *given]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("triptych: error: ")
-    assert captured.err.count("\n") == 1
-    assert answer.format(**names) in captured.err
-
-
 # -- the whole way ----------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +178,7 @@ def test_tokenize_show_and_verify(tokenizers: Path, texts: Path, tmp_path: Path)
     assert triptych("verify", tmp_path / "out").returncode == 3
 
 
-def test_a_reader_that_leaves_early_is_no_error(tokenizers: Path, texts: Path, tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(tokenizers: Path, texts: Path, tmp_path: Path) -> None:
     triptych("tokenize", texts, "--out", tmp_path / "out", "--tokenizers", tokenizers, "--workers", 0)
     process = subprocess.Popen(
         [*COMMAND, "data", "show", str(tmp_path), "-n", "50"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -229,7 +189,7 @@ def test_a_reader_that_leaves_early_is_no_error(tokenizers: Path, texts: Path, t
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_stopped_run_says_how_to_go_on(number: int, code: int, tokenizers: Path, tmp_path: Path) -> None:
+def test_a_stopped_command_says_how_to_resume(number: int, code: int, tokenizers: Path, tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     line = json.dumps({"text": "the cat sat on the mat " * 200}) + "\n"
     path.write_text(line * 6000)
@@ -249,7 +209,7 @@ def test_a_stopped_run_says_how_to_go_on(number: int, code: int, tokenizers: Pat
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
-    assert errors == "triptych: stopped; run the same command again to go on.\n"
+    assert errors == "triptych: stopped; run the same command again to resume.\n"
     wait_until_gone(process.pid)
 
 
@@ -268,10 +228,10 @@ def wait_until_gone(group: int) -> None:
     "words",
     [
         ["scenes", "write", "/proc/nope/raw", "--task", "text"],
-        ["scenes", "make", "{file}/data", "--text", "1", "--pictures", "1", "--speech", "1", "--validation", "1"],
+        ["scenes", "make", "{file}/data", "--text", "1", "--images", "1", "--speech", "1", "--validation", "1"],
     ],
 )
-def test_a_place_that_cannot_be_written_is_one_line(words: list[str], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     done = triptych(*(word.replace("{file}", str(tmp_path / "file")) for word in words))
     assert done.returncode == 2
@@ -279,60 +239,14 @@ def test_a_place_that_cannot_be_written_is_one_line(words: list[str], tmp_path: 
 
 
 @pytest.mark.parametrize("words", [["help", "tokenize"], ["tokenize", "--help"]])
-def test_help_on_a_verb(words: list[str]) -> None:
+def test_help_on_a_command(words: list[str]) -> None:
     done = triptych(*words)
     assert done.returncode == 0
     assert "usage: triptych tokenize" in done.stdout
 
 
-def test_help_on_a_group_lists_its_verbs() -> None:
+def test_help_on_a_group_lists_its_commands() -> None:
     done = triptych("data", "--help")
     assert done.returncode == 0
-    assert "triptych data show" in done.stdout
-    assert "triptych scenes" not in done.stdout
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small one that knows nothing."""
-    from triptych.hub.pipeline import Limits, Pipeline
-    from triptych.model.transformer import ModelConfig, Transformer, initialise
-
-    bundle = TokenizerBundle.load("scenes")
-    shape = ModelConfig(num_layers=1, width=16, num_heads=2, d_ff=24, softmax_scope="modality", init_std=0.3)
-    network = Transformer(shape, bundle.vocabulary)
-    initialise(network, 1)
-    folder = tmp_path_factory.mktemp("generate") / "model"
-    Pipeline(network, bundle, Limits(seq_len=224, text_slot=12, audio_slot=32)).save_pretrained(folder)
-    return folder
-
-
-def test_generate_in_every_direction(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    def run(*words: object) -> list[str]:
-        assert main(["generate", *map(str, words), "--model", str(model), "--steps", "1"]) == 0
-        return capsys.readouterr().out.splitlines()
-
-    png, wav = tmp_path / "new" / "a.png", tmp_path / "a.wav"
-    assert run("image", "a cat", "--out", png) == [str(png)]
-    assert run("speech", "a cat", "--seconds", "0.3", "--out", wav.with_suffix("")) == [str(wav)]
-    assert len(run("caption", png, "--count", 2)) == 2
-    assert run("caption", png, "there are")[0].startswith("there are")
-    assert len(run("answer", png, "how many cats are there?")) == 1
-    assert len(run("transcribe", wav)) == 1
-    assert run("text", "a picture of")[0].startswith("a picture of")
-    assert run("fill-text", "a ___ cat", png)[0].startswith("a")
-    assert run("fill-text", "a ___ cat", wav)[0].startswith("a")
-    filled = run("fill-image", png, "a cat", "--box", "0,0,32,64", "--out", tmp_path / "b", "--count", 2, "--seed", 3)
-    assert filled == [str(tmp_path / "b-0.png"), str(tmp_path / "b-1.png")]
-    assert run("fill-speech", wav, "--interval", "0.1,0.2", "--out", tmp_path / "c.wav") == [str(tmp_path / "c.wav")]
-    assert run("speech-to-image", wav, "--out", tmp_path / "d.png")[-1] == str(tmp_path / "d.png")
-    assert run("image-to-speech", png, "--out", tmp_path / "e.wav")[-1] == str(tmp_path / "e.wav")
-    assert {path.name for path in tmp_path.iterdir()} >= {"a.wav", "b-0.png", "b-1.png", "c.wav", "d.png", "e.wav"}
-
-
-def test_the_seeds_of_several_follow_each_other(model: Path, tmp_path: Path) -> None:
-    words = ["generate", "image", "a cat", "--model", str(model), "--steps", "1"]
-    assert main([*words, "--seed", "4", "--out", str(tmp_path / "one.png")]) == 0
-    assert main([*words, "--seed", "3", "--count", "2", "--out", str(tmp_path / "two.png")]) == 0
-    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two-1.png").read_bytes()
-    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "two-0.png").read_bytes()
+    assert "data show" in done.stdout
+    assert "scenes" not in done.stdout

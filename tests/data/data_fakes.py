@@ -1,9 +1,14 @@
-"""Small tokenizers whose ids can be computed by hand, importable in worker processes, and small media."""
+"""Small tokenizers whose ids can be computed by hand, small media files, and functions for worker processes.
+
+Worker processes import this module; they cannot import test modules.
+"""
 
 import hashlib
 import io
+import os
+import time
 import wave
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +39,7 @@ class Bytes:
 
 
 class Gray:
-    """A 4 x 4 picture of gray levels."""
+    """A 4 x 4 image of gray levels."""
 
     modality, vocab_size, fingerprint, resolution = Modality.IMAGE, 256, hashlib.sha256(b"gray").hexdigest(), 4
 
@@ -50,16 +55,16 @@ class Gray:
 
 
 class Loudness:
-    """One id per tenth of a second: how loud it is."""
+    """One id per tenth of a second: its loudness."""
 
     modality, vocab_size, fingerprint = Modality.AUDIO, 101, hashlib.sha256(b"loudness").hexdigest()
 
     def encode(self, items: Sequence[Audio]) -> list[np.ndarray]:
-        return [self._encode(sound) for sound in items]
+        return [self._encode(audio) for audio in items]
 
-    def _encode(self, sound: Audio) -> np.ndarray:
-        step = sound.rate // 10
-        frames = [sound.samples[start : start + step] for start in range(0, len(sound.samples), step)]
+    def _encode(self, audio: Audio) -> np.ndarray:
+        step = audio.sample_rate // 10
+        frames = [audio.samples[start : start + step] for start in range(0, len(audio.samples), step)]
         return np.array([round(float(np.abs(frame).max()) * 100) for frame in frames], dtype=np.int32)
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[Audio]:
@@ -75,6 +80,28 @@ def load(name: str) -> TokenizerBundle:
     if name == "other":
         text.fingerprint = "0" * 64
     return TokenizerBundle(Vocabulary(text=256, image=256, audio=101), text=text, image=Gray(), audio=Loudness())
+
+
+class LoadOnlyIn:
+    """Loads the tokenizers in one process, and fails in any other."""
+
+    def __init__(self, process: int):
+        self.process = process
+
+    def __call__(self, name: str) -> TokenizerBundle:
+        if os.getpid() != self.process:
+            raise UserError("cannot be loaded in a worker")
+        return load(name)
+
+
+def slow_square() -> Callable[[int], int]:
+    """A function that squares numbers, and takes longer for every fifth."""
+
+    def square(number: int) -> int:
+        time.sleep(0.02 if number % 5 == 0 else 0)
+        return number * number
+
+    return square
 
 
 def png(gray: int, size: tuple[int, int] = (8, 8)) -> bytes:

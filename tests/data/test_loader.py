@@ -1,4 +1,4 @@
-"""The same global batches on any number of ranks, in any layout, from any step on; and every fault has a clear end."""
+"""Global batches are the same on any number of ranks, in any layout, resumed at any step; faults are clear errors."""
 
 import hashlib
 import json
@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
@@ -17,9 +19,10 @@ import pytest
 from token_sets import SMALL, pair, random_set, wrapped, write_set
 
 from triptych.data import sequences
-from triptych.data.loader import Loader, LoaderConfig, Step, StepBuilder
+from triptych.data.loader import Loader, LoaderConfig, Step
 from triptych.data.pack import Grouped, Packed, Padded, RowLayout
 from triptych.data.shards import TokenDataset
+from triptych.data.steps import StepBuilder
 from triptych.data.types import Batch
 from triptych.errors import DataError, UserError
 from triptych.vocab import Modality, Task, Vocabulary
@@ -58,30 +61,30 @@ def steps(datasets: list[TokenDataset], number: int, config: LoaderConfig = CONF
 
 
 def sequences_of(batch: Batch) -> dict[int, tuple]:
-    """By slot: everything a batch says about a sequence, wherever it stands."""
-    found = {}
+    """By slot: all values of a sequence, independent of its place in the batch."""
+    sequences = {}
     for number, slot in enumerate(batch.slots.tolist()):
         here = batch.segment_ids == number + 1
         content = [getattr(batch, name)[here].tolist() for name in ("tokens", "positions", "modality_ids", "maskable")]
         about = [int(getattr(batch, name)[number]) for name in ("sample_ids", "epochs", "tasks")]
-        found[slot] = (*about, *content)
-    return found
+        sequences[slot] = (*about, *content)
+    return sequences
 
 
 def digest(parts: list[Step]) -> str:
-    """One hash of a global batch, from the steps of all its ranks; every sequence must be there once."""
-    found: dict[int, tuple] = {}
+    """One hash of a global batch, from the steps of all ranks. Checks that every sequence occurs once."""
+    sequences: dict[int, tuple] = {}
     for part in parts:
         for batch in part.micro_batches:
             here = sequences_of(batch)
-            assert not found.keys() & here.keys()
-            found |= here
-    assert sorted(found) == list(range(parts[0].num_sequences))
-    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+            assert not sequences.keys() & here.keys()
+            sequences |= here
+    assert sorted(sequences) == list(range(parts[0].num_sequences))
+    return hashlib.sha256(json.dumps(sorted(sequences.items())).encode()).hexdigest()
 
 
 def equal(left: Step, right: Step) -> bool:
-    """Bit for bit."""
+    """Whether two steps are equal bit for bit."""
     same = replace(left, micro_batches=[]) == replace(right, micro_batches=[])
     pairs = zip(left.micro_batches, right.micro_batches, strict=True)
     return same and all(
@@ -89,20 +92,20 @@ def equal(left: Step, right: Step) -> bool:
     )
 
 
-# -- what a batch holds -----------------------------------------------------------------------------------------------
+# -- content of a batch -----------------------------------------------------------------------------------------------
 
 
 def expected_sequence(
     builder: StepBuilder, datasets: list[TokenDataset], number: int
 ) -> tuple[int, int, int, list[int]]:
-    """Sample id, epoch, task and tokens of one number of the stream."""
+    """Sample id, epoch, task and tokens at one position of the stream."""
     picks = builder.stream[np.array([number])]
     source, index, epoch = int(picks.sources[0]), int(picks.indices[0]), int(picks.epochs[0])
     task = datasets[source].task
     if task != Task.TEXT:
         return (source << 40) | index, epoch, task, pair(datasets[source][index], SEQ_LEN)
     length = int(builder.sources[source].lengths(np.array([index]), np.array([epoch]))[0])
-    out = np.zeros(length, np.int32)  # text rows have their own tests
+    out = np.zeros(length, np.int32)  # packed text has its own tests
     builder.sources[source].write(index, epoch, out)
     return (source << 40) | index, epoch, task, out.tolist()
 
@@ -118,7 +121,7 @@ def expected_maskable(tokens: list[int], task: int, rule: str) -> list[bool]:
 
 @pytest.mark.parametrize("rule", ["packed", "all", "none"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_batch_says_what_it_should(datasets: list[TokenDataset], layout: RowLayout, rule: str) -> None:
+def test_the_content_of_a_batch(datasets: list[TokenDataset], layout: RowLayout, rule: str) -> None:
     config = replace(CONFIG, layout=layout, mask_text_eos=rule)
     loader = Loader(datasets, config, 1, 2)
     for step in steps(datasets, 4, config, rank=1, world_size=2):
@@ -135,7 +138,7 @@ def test_a_batch_says_what_it_should(datasets: list[TokenDataset], layout: RowLa
             assert not batch.positions[padding].any()
             assert batch.segment_ids.max(initial=0) == len(batch.slots)
             for slot, (sample_id, epoch, task, *content) in sequences_of(batch).items():
-                wanted = expected_sequence(loader._builder, datasets, step.index * CONFIG.global_batch + slot)
+                wanted = expected_sequence(loader.builder, datasets, step.index * CONFIG.global_batch + slot)
                 tokens, positions, modalities, maskable = content
                 assert (sample_id, epoch, task, tokens) == wanted
                 assert positions == list(range(len(tokens)))
@@ -200,16 +203,16 @@ def test_a_rank_reads_only_its_own(datasets: list[TokenDataset], monkeypatch: py
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_resume_is_exact(datasets: list[TokenDataset], prefetch: int) -> None:
     config = replace(CONFIG, prefetch=prefetch)
-    whole = steps(datasets, 60, config)
+    uninterrupted = steps(datasets, 60, config)
     for point in np.random.default_rng(1).integers(0, 55, 20).tolist():
         with Loader(datasets, config) as loader:
             loader.restore(json.loads(json.dumps(loader.state() | {"step": point})))
-            assert all(equal(next(loader), whole[point + i]) for i in range(3))
+            assert all(equal(next(loader), uninterrupted[point + i]) for i in range(3))
             assert loader.state()["step"] == point + 3
 
 
 def test_resume_on_other_ranks_and_layouts(datasets: list[TokenDataset]) -> None:
-    whole = [digest([step]) for step in steps(datasets, 9)]
+    uninterrupted = [digest([step]) for step in steps(datasets, 9)]
     with Loader(datasets, CONFIG) as loader:
         for _ in range(4):
             next(loader)
@@ -220,7 +223,7 @@ def test_resume_on_other_ranks_and_layouts(datasets: list[TokenDataset]) -> None
             with Loader(datasets, replace(CONFIG, layout=layout), rank, rank_count, num_steps=9) as loader:
                 loader.restore(state)
                 parts.append(list(loader))
-        assert [digest(list(step)) for step in zip(*parts)] == whole[4:]
+        assert [digest(list(step)) for step in zip(*parts)] == uninterrupted[4:]
 
 
 def test_a_state_does_not_depend_on_how_weights_are_written(datasets: list[TokenDataset]) -> None:
@@ -229,9 +232,9 @@ def test_a_state_does_not_depend_on_how_weights_are_written(datasets: list[Token
 
 
 def test_closing_keeps_the_place(datasets: list[TokenDataset]) -> None:
-    whole = steps(datasets, 4)
+    uninterrupted = steps(datasets, 4)
     loader = Loader(datasets, replace(CONFIG, prefetch=2), start_step=1, num_steps=4)
-    assert equal(next(loader), whole[1])
+    assert equal(next(loader), uninterrupted[1])
     loader.close()
     assert [step.index for step in loader] == [2, 3]
     assert list(loader) == []
@@ -254,7 +257,7 @@ def test_every_epoch_reads_every_sequence_once(datasets: list[TokenDataset]) -> 
         (batch,) = step.micro_batches
         for sample_id, epoch in zip(batch.sample_ids.tolist(), batch.epochs.tolist()):
             seen.setdefault((sample_id >> 40, epoch), []).append(sample_id & (2**40 - 1))
-    sizes = [len(source) for source in Loader(datasets, CONFIG)._builder.sources]
+    sizes = [len(source) for source in Loader(datasets, CONFIG).builder.sources]
     for source, size in enumerate(sizes):
         last = max(epoch for number, epoch in seen if number == source)
         assert last > 3
@@ -268,13 +271,13 @@ def test_one_pass_reads_everything_once_in_order(datasets: list[TokenDataset], l
     config = replace(CONFIG, layout=layout, global_batch=5)
     for dataset in (text, image):
         ranks = [steps([dataset], 10**6, config, rank=rank, world_size=2, one_pass=True) for rank in range(2)]
-        found = []
+        contents = []
         for parts in zip(*ranks):
             sequences_here = {s: c for part in parts for b in part.micro_batches for s, c in sequences_of(b).items()}
             assert len(sequences_here) == parts[0].num_sequences <= 5
-            found += [sequences_here[slot] for slot in range(len(sequences_here))]
-        assert [sample_id for sample_id, *_ in found] == list(range(len(found)))
-        tokens = [content[3] for content in found]
+            contents += [sequences_here[slot] for slot in range(len(sequences_here))]
+        assert [sample_id for sample_id, *_ in contents] == list(range(len(contents)))
+        tokens = [content[3] for content in contents]
         if dataset is image:
             assert tokens == [pair(image[i], SEQ_LEN) for i in range(len(image))]
         else:
@@ -282,7 +285,7 @@ def test_one_pass_reads_everything_once_in_order(datasets: list[TokenDataset], l
             assert body == [token for i in range(len(text)) for token in wrapped(text[i].text)]
 
 
-def test_documents_can_be_sequences_of_their_own(datasets: list[TokenDataset]) -> None:
+def test_document_attention_makes_every_document_a_sequence(datasets: list[TokenDataset]) -> None:
     texts = [wrapped(datasets[0][i].text) for i in range(len(datasets[0])) if len(datasets[0][i].text)]
     config = replace(CONFIG, document_attention=True, task_weights=TEXT_ONLY, layout=Packed(), global_batch=len(texts))
     first, second = (
@@ -297,7 +300,7 @@ def test_documents_can_be_sequences_of_their_own(datasets: list[TokenDataset]) -
     assert [first[slot][0] for slot in first] != [second[slot][0] for slot in first]
 
 
-# -- refused ----------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,7 +322,7 @@ def test_a_changed_configuration_is_refused_by_name(datasets: list[TokenDataset]
     changed.restore(state, force=True)
 
 
-def test_a_changed_data_set_is_refused(datasets: list[TokenDataset], tmp_path: Path) -> None:
+def test_a_changed_dataset_is_refused(datasets: list[TokenDataset], tmp_path: Path) -> None:
     state = Loader(datasets, CONFIG).state()
     edited = [datasets[0], random_set(tmp_path / "i", Task.IMAGE_TEXT, [9, 8], np.random.default_rng(9)), *datasets[2:]]
     with pytest.raises(DataError, match=r"datasets\[1\].content was [0-9a-f]{12}..., is [0-9a-f]{12}"):
@@ -332,7 +335,7 @@ def test_a_changed_data_set_is_refused(datasets: list[TokenDataset], tmp_path: P
         Loader([retokenized], replace(CONFIG, task_weights=TEXT_ONLY)).restore(state)
 
 
-def test_data_sets_of_different_making_are_not_mixed(datasets: list[TokenDataset], tmp_path: Path) -> None:
+def test_datasets_of_different_tokenizers_are_not_mixed(datasets: list[TokenDataset], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     other = random_set(tmp_path / "a", Task.TEXT, [5], rng, tokenizer="b" * 64)
     with pytest.raises(DataError, match="different text tokenizers"):
@@ -347,7 +350,7 @@ def test_data_sets_of_different_making_are_not_mixed(datasets: list[TokenDataset
     [
         ({"seq_len": 4}, "seq_len must be an integer of at least 8, got 4"),
         ({"global_batch": 0}, "global_batch must be"),
-        ({"p_subsample": 1.5}, "p_subsample must lie between 0 and 1"),
+        ({"p_subsample": 1.5}, "p_subsample must be between 0 and 1"),
         ({"mask_text_eos": "some"}, "'packed', 'all' or 'none', got 'some'"),
         ({"layout": Packed(row_length=40)}, "row_length=40 must be at least seq_len=48"),
         ({"num_workers": 1, "prefetch": 0}, "try prefetch=2"),
@@ -359,11 +362,11 @@ def test_wrong_configurations_are_refused(changes: dict, message: str) -> None:
 
 
 def test_wrong_arguments_are_refused(datasets: list[TokenDataset]) -> None:
-    with pytest.raises(UserError, match=r"rank must lie in \[0, world_size=2\), got 2"):
+    with pytest.raises(UserError, match=r"rank must be in \[0, world_size=2\), got 2"):
         Loader(datasets, CONFIG, 2, 2)
-    with pytest.raises(UserError, match="at least one data set"):
+    with pytest.raises(UserError, match="at least one dataset"):
         Loader([], CONFIG)
-    with pytest.raises(UserError, match="task 'audio-text' has weight 1 but no data set"):
+    with pytest.raises(UserError, match="task 'audio-text' has weight 1 but no dataset"):
         Loader(datasets[:2], CONFIG)
     with pytest.raises(DataError, match="media tokens"):
         Loader(datasets, replace(CONFIG, seq_len=16))
@@ -373,13 +376,13 @@ def test_wrong_arguments_are_refused(datasets: list[TokenDataset]) -> None:
 
 
 def test_workers_change_nothing_and_resume(datasets: list[TokenDataset]) -> None:
-    whole = steps(datasets, 12)
+    uninterrupted = steps(datasets, 12)
     config = replace(CONFIG, num_workers=2, prefetch=2)
     for point in (0, 5, 8):
         with Loader(datasets, config, start_step=point, num_steps=12) as loader:
-            found = list(loader)
-        assert [step.index for step in found] == list(range(point, 12))
-        assert all(equal(step, whole[step.index]) for step in found)
+            resumed = list(loader)
+        assert [step.index for step in resumed] == list(range(point, 12))
+        assert all(equal(step, uninterrupted[step.index]) for step in resumed)
     assert not multiprocessing.active_children()
 
 
@@ -404,28 +407,53 @@ def test_a_flipped_byte_is_an_error_in_one_line(tmp_path: Path, workers: int) ->
             list(islice(loader, 50))
         assert "\n" not in str(caught.value)
         failed_at = loader.state()["step"]
-        with pytest.raises(DataError):  # trying again does not skip it
+        with pytest.raises(DataError):  # the next call does not skip it
             next(loader)
         assert loader.state()["step"] == failed_at
 
 
+def wait_until_idle(processes: list[int]) -> None:
+    """Wait until all threads of the processes have been asleep for a while: their buffers are full."""
+    asleep = 0
+    while asleep < 20:
+        paths = [path for process in processes for path in Path(f"/proc/{process}/task").glob("*/stat")]
+        states = [path.read_text().rpartition(")")[2].split()[0] for path in paths]
+        asleep = asleep + 1 if set(states) <= {"S"} else 0
+        time.sleep(0.005)
+
+
+@contextmanager
+def failing_after(seconds: int) -> Iterator[None]:
+    """Turn a hang into an error."""
+
+    def fail(number: int, frame: object) -> None:
+        raise TimeoutError("the loader hangs")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("after", [1, 20])
 def test_a_killed_worker_is_an_error_not_a_hang(datasets: list[TokenDataset], after: int) -> None:
-    # Large steps, and time to fill all buffers: a worker then dies in the middle of handing something over.
+    # Large steps, and full buffers: a worker then dies while it sends a step.
     config = replace(CONFIG, num_workers=2, prefetch=1, global_batch=2_000, layout=Padded())
     with Loader(datasets, config) as loader:
         for _ in range(after):
             next(loader)
-        time.sleep(1.0)
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-        begin = time.monotonic()
-        with pytest.raises(RuntimeError, match=r"a loader worker died \(.*exit code -9"):
+        workers = [worker.pid for worker in multiprocessing.active_children()]
+        wait_until_idle(workers)
+        os.kill(workers[0], signal.SIGKILL)
+        with failing_after(60), pytest.raises(RuntimeError, match=r"a loader worker died \(.*exit code -9"):
             list(islice(loader, 50))
-        assert time.monotonic() - begin < 20
     assert not multiprocessing.active_children()
 
 
-def test_signals_to_the_group_leave_workers_to_their_parent(datasets: list[TokenDataset]) -> None:
+def test_workers_ignore_signals_to_the_process_group(datasets: list[TokenDataset]) -> None:
     with Loader(datasets, replace(CONFIG, num_workers=1, prefetch=1)) as loader:
         next(loader)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -461,7 +489,7 @@ def run_script(folder: Path, datasets: list[TokenDataset], workers: int, ending:
 
 
 @pytest.mark.parametrize(("workers", "ending"), [(0, "end"), (2, "end"), (2, "raise")])
-def test_leaving_without_closing_is_quiet(
+def test_exit_without_closing_is_silent(
     datasets: list[TokenDataset], tmp_path: Path, workers: int, ending: str
 ) -> None:
     process = run_script(tmp_path, datasets, workers, ending)
@@ -491,7 +519,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_loader_that_is_dropped_stops_its_workers(datasets: list[TokenDataset]) -> None:
+def test_a_deleted_loader_stops_its_workers(datasets: list[TokenDataset]) -> None:
     loader = Loader(datasets, replace(CONFIG, num_workers=1, prefetch=1))
     next(loader)
     assert multiprocessing.active_children()

@@ -1,4 +1,4 @@
-"""Open ends: EOS up to a fixed place, as often as asked, maskable where repeated, and nothing else changed."""
+"""Variable-length training: EOS up to a fixed length, with the configured probability, maskable where repeated."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from triptych.errors import DataError, UserError
 from triptych.tokenizers.text import ByteBPE
 from triptych.vocab import Modality, Task, Vocabulary
 
-TEXT_END, SOUND_END, IMAGE_END = (SMALL.eos(m) for m in (Modality.TEXT, Modality.AUDIO, Modality.IMAGE))
+TEXT_END, AUDIO_END, IMAGE_END = (SMALL.eos(m) for m in (Modality.TEXT, Modality.AUDIO, Modality.IMAGE))
 ALWAYS = OpenEnds(probability=1.0, text=24, audio=16)
 OFTEN = OpenEnds(probability=0.5, text=24, audio=16)
 CONFIG = LoaderConfig(
@@ -46,7 +46,7 @@ def source_of(dataset: TokenDataset, ends: OpenEnds, seq_len: int = 64, seed: in
 
 
 def read(source: SequenceSource, index: int, epoch: int = 0) -> list[int]:
-    """A sequence written into exactly its length, and not a position beyond."""
+    """A sequence. Checks that exactly its positions are written."""
     length = int(source.lengths(np.array([index]), np.array([epoch]))[0])
     buffer = np.full(length + 2, -7, np.int32)
     source.write(index, epoch, buffer[1:-1])
@@ -56,15 +56,15 @@ def read(source: SequenceSource, index: int, epoch: int = 0) -> list[int]:
 
 
 def closed(tokens: list[int]) -> list[int]:
-    """The same sequence with every run of one EOS as a single one."""
-    found = []
+    """The same sequence with every run of EOS shortened to one."""
+    shortened = []
     for token, run in groupby(tokens):
-        found += [token] if token in (TEXT_END, SOUND_END, IMAGE_END) else list(run)
-    return found
+        shortened += [token] if token in (TEXT_END, AUDIO_END, IMAGE_END) else list(run)
+    return shortened
 
 
 def run_of(tokens: list[int], end: int) -> int:
-    """How many of this EOS stand there; they must stand together."""
+    """Number of this EOS. Checks that they are adjacent."""
     places = [place for place, token in enumerate(tokens) if token == end]
     assert places == list(range(places[0], places[0] + len(places)))
     return len(places)
@@ -74,7 +74,7 @@ def slow_fill(length: int, room: int, is_open: bool) -> int:
     return room - length if is_open and room - length >= 2 else 1
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,15 +86,15 @@ def test_nothing_but_the_number_of_eos_changes(sets: dict[Task, TokenDataset], t
     assert len(source) == len(plain)
     for epoch in range(3):
         indices = np.arange(len(source))
-        single_pass = source.lengths(indices, np.full_like(indices, epoch))
+        lengths = source.lengths(indices, np.full_like(indices, epoch))
         for index in range(len(source)):
             tokens = read(source, index, epoch)
-            assert len(tokens) == single_pass[index] <= 64
+            assert len(tokens) == lengths[index] <= 64
             assert closed(tokens) == read(plain, index, epoch)
 
 
 @pytest.mark.parametrize("task", [Task.IMAGE_TEXT, Task.AUDIO_TEXT])
-def test_open_ends_of_pairs_reach_their_place(sets: dict[Task, TokenDataset], task: Task) -> None:
+def test_open_ends_of_pairs_reach_their_length(sets: dict[Task, TokenDataset], task: Task) -> None:
     dataset, source = sets[task], source_of(sets[task], ALWAYS)
     opened = set()
     for index in range(len(source)):
@@ -102,26 +102,26 @@ def test_open_ends_of_pairs_reach_their_place(sets: dict[Task, TokenDataset], ta
         text = slow_fill(len(sample.text), 24, True)
         media = slow_fill(len(sample.media), 16, task == Task.AUDIO_TEXT)
         assert run_of(tokens, TEXT_END) == text
-        assert run_of(tokens, SOUND_END if task == Task.AUDIO_TEXT else IMAGE_END) == media
+        assert run_of(tokens, AUDIO_END if task == Task.AUDIO_TEXT else IMAGE_END) == media
         start = tokens.index(SMALL.bos(Modality.TEXT)) + 1
         if text > 1:
             assert len(tokens) - start == 24
         if media > 1:
             assert start - 3 == 16  # between TASK BOS and BOS
         opened.add((text > 1, media > 1))
-    assert len(opened) == (4 if task == Task.AUDIO_TEXT else 2)  # the data have all cases
+    assert len(opened) == (4 if task == Task.AUDIO_TEXT else 2)  # all cases occur
 
 
-def test_one_eos_more_is_no_open_end(tmp_path: Path) -> None:
-    """With room for one EOS a sequence looks the same open or not, so it is not filled; with two it is."""
+def test_room_for_one_eos_is_not_filled(tmp_path: Path) -> None:
+    """With room for one EOS a sequence is the same open or closed, so it is not filled; with two it is."""
     dataset = write_set(tmp_path, Task.AUDIO_TEXT, [[([1] * m, [2] * n) for m, n in ((15, 22), (14, 23), (16, 24))]])
     source = Pairs(dataset, 64, 3, ALWAYS)
-    found = [(run_of(t, SOUND_END), run_of(t, TEXT_END)) for t in (read(source, index) for index in range(3))]
-    assert found == [(1, 2), (2, 1), (1, 1)]
+    runs = [(run_of(t, AUDIO_END), run_of(t, TEXT_END)) for t in (read(source, index) for index in range(3))]
+    assert runs == [(1, 2), (2, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("seq_len", [26, 42, 43, 46])  # both ends take 3 + 16 + 24
-def test_what_does_not_fit_is_not_filled(sets: dict[Task, TokenDataset], seq_len: int) -> None:
+def test_sequences_that_would_not_fit_are_not_filled(sets: dict[Task, TokenDataset], seq_len: int) -> None:
     dataset = sets[Task.AUDIO_TEXT]
     source = Pairs(dataset, seq_len, 3, ALWAYS)
     filled = 0
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_not_filled(sets: dict[Task, TokenDataset], seq_len
         if 3 + len(sample.media) + media + len(sample.text) + text > seq_len:
             assert tokens == pair(sample, seq_len)
         else:
-            assert (run_of(tokens, SOUND_END), run_of(tokens, TEXT_END)) == (media, text)
+            assert (run_of(tokens, AUDIO_END), run_of(tokens, TEXT_END)) == (media, text)
             filled += media + text > 2
     assert (filled > 0) == (seq_len >= 43)
     assert filled < len(source)
@@ -166,12 +166,12 @@ def test_without_a_seed_all_ends_are_closed(sets: dict[Task, TokenDataset]) -> N
 
 
 def test_a_text_that_is_cut_at_its_first_eos_is_the_text(tmp_path: Path) -> None:
-    said = ["the cat sat", "on the mat", "", "and the dog lay on the cat and on the mat", "a"]
-    tokenizer = ByteBPE.train(said * 3, 270)
+    texts = ["the cat sat", "on the mat", "", "and the dog lay on the cat and on the mat", "a"]
+    tokenizer = ByteBPE.train(texts * 3, 270)
     vocabulary = Vocabulary(text=tokenizer.vocab_size, image=16, audio=16)
-    samples = [([3, 4, 5], ids) for ids in tokenizer.encode(said)]
+    samples = [([3, 4, 5], ids) for ids in tokenizer.encode(texts)]
     eos = vocabulary.eos(Modality.TEXT)
-    for task, expected in ((Task.TEXT, [t for t in said if t]), (Task.AUDIO_TEXT, said)):
+    for task, expected in ((Task.TEXT, [text for text in texts if text]), (Task.AUDIO_TEXT, texts)):
         media_too = task == Task.AUDIO_TEXT
         dataset = write_set(
             tmp_path / task.label,
@@ -187,45 +187,44 @@ def test_a_text_that_is_cut_at_its_first_eos_is_the_text(tmp_path: Path) -> None
             ids = np.array(tokens[start : tokens.index(eos)], np.int64)
             assert tokenizer.decode([vocabulary.to_local(Modality.TEXT, ids)]) == [text]
             if media_too:
-                sound = np.array(tokens[2 : tokens.index(vocabulary.eos(Modality.AUDIO))])
-                assert vocabulary.to_local(Modality.AUDIO, sound).tolist() == [3, 4, 5]
+                audio = np.array(tokens[2 : tokens.index(vocabulary.eos(Modality.AUDIO))])
+                assert vocabulary.to_local(Modality.AUDIO, audio).tolist() == [3, 4, 5]
 
 
-# -- how often --------------------------------------------------------------------------------------------------------
+# -- probability -----------------------------------------------------------------------------------------------------
 
 
 def opened(source: Pairs | Documents, media: int, text: int, epochs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the sound's and the text's end is open, for equal samples of many indices and epochs."""
+    """Whether the ends of audio and of text are open, for equal samples of many indices and epochs."""
     indices, numbers = np.tile(np.arange(len(source)), epochs), np.repeat(np.arange(epochs), len(source))
     lengths = source.lengths(indices, numbers)
     extra = lengths - lengths.min()
-    sound, words = source.open_ends.audio - media - 1, source.open_ends.text - text - 1
-    assert set(extra.tolist()) <= {0, sound, words, sound + words}
-    return np.isin(extra, [sound, sound + words]), np.isin(extra, [words, sound + words])
+    audio_fill, text_fill = source.open_ends.audio - media - 1, source.open_ends.text - text - 1
+    both = audio_fill + text_fill
+    assert set(extra.tolist()) <= {0, audio_fill, text_fill, both}
+    return np.isin(extra, [audio_fill, both]), np.isin(extra, [text_fill, both])
 
 
 @pytest.mark.parametrize(("probability", "audio_share"), [(0.15, 1.0), (0.5, 0.3), (0.9, 1.0)])
-def test_as_many_ends_are_open_as_asked_for_each_on_its_own(
+def test_ends_are_open_with_the_configured_probability_independently(
     tmp_path: Path, probability: float, audio_share: float
 ) -> None:
     dataset = write_set(tmp_path, Task.AUDIO_TEXT, [[([1] * 4, [2] * 3)] * 200])
     ends = OpenEnds(probability=probability, text=9, audio=20, audio_share=audio_share)
-    sound, words = opened(Pairs(dataset, 64, 3, ends), 4, 3, epochs=50)
+    audio, text = opened(Pairs(dataset, 64, 3, ends), 4, 3, epochs=50)
     margin = 4 * np.sqrt(probability * (1 - probability) / 10_000)
-    assert sound.mean() == pytest.approx(probability * audio_share, abs=margin)
-    assert words.mean() == pytest.approx(probability, abs=margin)
-    assert abs(np.corrcoef(sound, words)[0, 1]) < 0.04  # four deviations
-    # Nor do they depend on those of the sample before, or of the epoch before.
+    assert audio.mean() == pytest.approx(probability * audio_share, abs=margin)
+    assert text.mean() == pytest.approx(probability, abs=margin)
+    assert abs(np.corrcoef(audio, text)[0, 1]) < 0.04  # four deviations
+    # They do not depend on the previous sample or epoch either.
     for shift in (1, 200):
-        assert abs(np.corrcoef(words, np.roll(words, shift))[0, 1]) < 0.04
+        assert abs(np.corrcoef(text, np.roll(text, shift))[0, 1]) < 0.04
     # In every epoch, and for every sample: no sample is always open.
-    assert (
-        abs(words.reshape(50, 200).mean(1) - probability) < 5 * np.sqrt(probability * (1 - probability) / 200)
-    ).all()
-    assert (abs(words.reshape(50, 200).mean(0) - probability) < 5 * np.sqrt(probability * (1 - probability) / 50)).all()
+    assert (abs(text.reshape(50, 200).mean(1) - probability) < 5 * np.sqrt(probability * (1 - probability) / 200)).all()
+    assert (abs(text.reshape(50, 200).mean(0) - probability) < 5 * np.sqrt(probability * (1 - probability) / 50)).all()
 
 
-def test_the_ends_of_documents_are_open_as_often_as_asked(tmp_path: Path) -> None:
+def test_ends_of_documents_are_open_with_the_configured_probability(tmp_path: Path) -> None:
     dataset = write_set(tmp_path, Task.TEXT, [[([], [2] * 5)] * 100, [([], [2] * 5)] * 100])
     source = Documents(dataset, 64, 3, OpenEnds(probability=0.3, text=20))
     lengths = source.lengths(np.tile(np.arange(200), 50), np.repeat(np.arange(50), 200))
@@ -260,7 +259,7 @@ def steps(sets: dict[Task, TokenDataset], number: int, config: LoaderConfig = CO
 
 
 def sequences_of(batch: Batch) -> dict[int, list[list[int]]]:
-    """By slot: tokens and what may be masked."""
+    """By slot: tokens, maskable positions and position ids."""
     return {
         slot: [
             getattr(batch, name)[batch.segment_ids == n + 1].tolist() for name in ("tokens", "maskable", "positions")
@@ -270,17 +269,17 @@ def sequences_of(batch: Batch) -> dict[int, list[list[int]]]:
 
 
 def digest(parts: list[Step]) -> str:
-    found: dict[int, list] = {}
+    sequences: dict[int, list] = {}
     for part in parts:
         for batch in part.micro_batches:
-            found |= sequences_of(batch)
-    assert sorted(found) == list(range(parts[0].num_sequences))
-    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+            sequences |= sequences_of(batch)
+    assert sorted(sequences) == list(range(parts[0].num_sequences))
+    return hashlib.sha256(json.dumps(sorted(sequences.items())).encode()).hexdigest()
 
 
 @pytest.mark.parametrize("layout", [Padded(), Packed(row_length=200), Grouped(max_tokens=300)], ids=str)
 @pytest.mark.parametrize("rule", ["none", "packed", "all"])
-def test_repeated_eos_may_be_masked_and_single_ones_as_the_rule_says(
+def test_repeated_eos_may_be_masked_and_single_ones_follow_mask_text_eos(
     sets: dict[Task, TokenDataset], layout, rule
 ) -> None:
     kinds = set()
@@ -293,13 +292,13 @@ def test_repeated_eos_may_be_masked_and_single_ones_as_the_rule_says(
                 expected = []
                 for token, run in groupby(tokens):
                     size = len(list(run))
-                    if token in (TEXT_END, SOUND_END, IMAGE_END):
+                    if token in (TEXT_END, AUDIO_END, IMAGE_END):
                         expected += [size > 1 or single.get(token, False)] * size
                         kinds.add((token, size > 1))
                     else:
                         expected += [any(token in SMALL.data_ids(m) for m in Modality)] * size
                 assert maskable == expected
-    wanted = {(end, is_open) for end in (TEXT_END, SOUND_END) for is_open in (True, False)}
+    wanted = {(end, is_open) for end in (TEXT_END, AUDIO_END) for is_open in (True, False)}
     assert kinds == wanted | {(IMAGE_END, False)}
 
 
@@ -311,13 +310,13 @@ def test_a_probability_of_zero_changes_nothing(sets: dict[Task, TokenDataset]) -
             assert all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(Batch))
             for tokens, maskable, _ in sequences_of(a).values():
                 assert tokens == closed(tokens)
-                assert not any(m for t, m in zip(tokens, maskable) if t in (TEXT_END, SOUND_END, IMAGE_END))
+                assert not any(m for t, m in zip(tokens, maskable) if t in (TEXT_END, AUDIO_END, IMAGE_END))
     loaders = [Loader(list(sets.values()), config) for config in (never, before)]
     assert loaders[0].fingerprint == loaders[1].fingerprint
-    assert "open_ends" not in loaders[0].fingerprint  # runs from before open ends can go on
+    assert "open_ends" not in loaders[0].fingerprint  # runs of versions without open ends can be resumed
 
 
-def test_the_order_of_samples_is_the_same_with_and_without(sets: dict[Task, TokenDataset]) -> None:
+def test_open_ends_do_not_change_the_order_of_samples(sets: dict[Task, TokenDataset]) -> None:
     for left, right in zip(steps(sets, 4), steps(sets, 4, replace(CONFIG, open_ends=NO_OPEN_ENDS)), strict=True):
         a, b = ({s: t for x in step.micro_batches for s, t in sequences_of(x).items()} for step in (left, right))
         assert {slot: closed(tokens) for slot, (tokens, *_) in a.items()} == {slot: t for slot, (t, *_) in b.items()}
@@ -325,12 +324,12 @@ def test_the_order_of_samples_is_the_same_with_and_without(sets: dict[Task, Toke
 
 
 def test_ranks_layouts_and_workers_see_the_same_ends(sets: dict[Task, TokenDataset]) -> None:
-    whole = [digest([step]) for step in steps(sets, 5)]
-    assert len(set(whole)) == 5
+    expected = [digest([step]) for step in steps(sets, 5)]
+    assert len(set(expected)) == 5
     for ranks, layout in ((2, Packed()), (2, Grouped(max_tokens=256)), (3, Padded())):
         config = replace(CONFIG, layout=layout)
         parts = [steps(sets, 5, config, rank=rank, world_size=ranks) for rank in range(ranks)]
-        assert [digest(list(step)) for step in zip(*parts)] == whole
+        assert [digest(list(step)) for step in zip(*parts)] == expected
     for step in steps(sets, 5):
         assert step.num_tokens == sum(batch.num_tokens for batch in step.micro_batches)
 
@@ -339,19 +338,26 @@ def test_evaluation_has_no_open_ends(sets: dict[Task, TokenDataset]) -> None:
     dataset = sets[Task.AUDIO_TEXT]
     with Loader([dataset], replace(CONFIG, open_ends=ALWAYS, global_batch=100), one_pass=True) as loader:
         (step,) = list(loader)
-    found = {s: t for batch in step.micro_batches for s, t in sequences_of(batch).items()}
-    assert [found[slot][0] for slot in range(len(dataset))] == [pair(dataset[i], 64) for i in range(len(dataset))]
+    sequences = {s: t for batch in step.micro_batches for s, t in sequences_of(batch).items()}
+    assert [sequences[slot][0] for slot in range(len(dataset))] == [pair(dataset[i], 64) for i in range(len(dataset))]
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [OpenEnds(probability=0.4, text=24, audio=16), replace(OFTEN, text=23), replace(OFTEN, audio=17), NO_OPEN_ENDS],
+    ("changed", "message"),
+    [
+        (replace(OFTEN, probability=0.4), r"open_ends\.probability was 0\.5, is 0\.4\."),
+        (replace(OFTEN, text=23), r"open_ends\.text was 24, is 23\."),
+        (replace(OFTEN, audio=17), r"open_ends\.audio was 16, is 17\."),
+        (NO_OPEN_ENDS, r"open_ends was \{'probability': 0.5, 'text': 24, 'audio': 16, .*\}, is None\."),
+    ],
 )
-def test_other_ends_are_another_run(sets: dict[Task, TokenDataset], changed: OpenEnds) -> None:
+def test_a_run_with_other_open_ends_is_not_resumed(
+    sets: dict[Task, TokenDataset], changed: OpenEnds, message: str
+) -> None:
     state = json.loads(json.dumps(Loader(list(sets.values()), CONFIG).state()))
     Loader(list(sets.values()), CONFIG).restore(state)
     other = Loader(list(sets.values()), replace(CONFIG, open_ends=changed))
-    with pytest.raises(DataError, match=r"open_ends was \{'probability': 0.5, 'text': 24, 'audio': 16, .*\}, is"):
+    with pytest.raises(DataError, match=message):
         other.restore(state)
 
 
@@ -359,7 +365,7 @@ def test_other_ends_are_another_run(sets: dict[Task, TokenDataset], changed: Ope
     "wrong", [{"probability": -0.1}, {"probability": 1.1}, {"text": -1}, {"audio": -2}, {"audio_share": 2}]
 )
 def test_wrong_open_ends_are_refused(wrong: dict) -> None:
-    with pytest.raises(UserError, match="open ends need a probability between 0 and 1 and lengths"):
+    with pytest.raises(UserError, match="open_ends needs probabilities between 0 and 1 and lengths"):
         OpenEnds(**wrong)
 
 

@@ -1,4 +1,4 @@
-"""Layouts place every sequence once, never two in one place, the same on every rank, and waste little."""
+"""Layouts place every sequence once, without overlap, the same on every rank, and with little padding."""
 
 from itertools import pairwise, product
 
@@ -35,7 +35,7 @@ def positions(placements: list[Placement]) -> int:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @settings(max_examples=25, deadline=None)
 @given(lengths=lengths_lists, world_size=st.integers(1, 5))
-def test_every_sequence_has_a_place_of_its_own(layout: RowLayout, lengths: list[int], world_size: int) -> None:
+def test_every_sequence_is_placed_once_without_overlap(layout: RowLayout, lengths: list[int], world_size: int) -> None:
     placements = arrange(layout, lengths, world_size)
     assert sorted(slot for placement in placements for slot in placement.slots.tolist()) == list(range(len(lengths)))
     for placement in placements:
@@ -91,7 +91,7 @@ def test_micro_batches_are_bounded(world_size: int) -> None:
     overhead=st.integers(0, 15),
 )
 def test_groups_are_cut_at_the_least_cost(lengths: list[int], world_size: int, max_tokens: int, overhead: int) -> None:
-    found = arrange(Grouped(max_tokens=max_tokens, overhead=overhead), lengths, world_size)
+    groups_found = arrange(Grouped(max_tokens=max_tokens, overhead=overhead), lengths, world_size)
     ordered, best = sorted(lengths, reverse=True), None
     for cuts in product([False, True], repeat=len(lengths) - 1):  # every way to cut
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(lengths)]
@@ -99,7 +99,7 @@ def test_groups_are_cut_at_the_least_cost(lengths: list[int], world_size: int, m
         if all(rows == 1 or rows * width <= max_tokens for rows, width in groups):
             cost = sum(rows * width + overhead for rows, width in groups)
             best = cost if best is None else min(best, cost)
-    assert positions(found) // world_size + overhead * len(found) == best
+    assert positions(groups_found) // world_size + overhead * len(groups_found) == best
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def scenes_lengths(number: int, rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize(
     ("seq_len", "draw", "padded"), [(3256, paper_lengths, (0.35, 0.41)), (256, scenes_lengths, (0.22, 0.27))]
 )
-def test_padding(seq_len: int, draw, padded: tuple[float, float]) -> None:
+def test_padding_of_each_layout(seq_len: int, draw, padded: tuple[float, float]) -> None:
     rng = np.random.default_rng(0)
     batches = [draw(256, rng) for _ in range(10)]
 
@@ -132,7 +132,7 @@ def test_padding(seq_len: int, draw, padded: tuple[float, float]) -> None:
     assert padded[0] < padding(Padded()) < padded[1]  # the paper reports 6.4T tokens in 10.0T positions
     assert padding(Packed()) <= 0.03
     assert padding(Grouped()) <= 0.03
-    assert padding(Packed(), world_size=4) <= 0.06  # empty rows make the ranks equal
+    assert padding(Packed(), world_size=4) <= 0.06  # includes empty rows that equalise the ranks
 
 
 @pytest.mark.parametrize(

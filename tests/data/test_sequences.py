@@ -1,6 +1,7 @@
-"""Sequences lose nothing and add nothing but their special tokens, and their lengths are known before they are read."""
+"""Sequences hold every token once, plus special tokens, and their lengths are known before they are read."""
 
 import pickle
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from token_sets import SMALL, pair, random_set, wrapped, write_set
 
 from triptych.data import sequences
-from triptych.data.sequences import Documents, PackedText, Pairs, SequenceSource, open_shard
+from triptych.data.sequences import Documents, PackedText, Pairs, SequenceSource
 from triptych.data.shards import TokenDataset
 from triptych.errors import DataError
 from triptych.vocab import Modality, Task
@@ -26,20 +27,20 @@ def read(source: SequenceSource, index: int, epoch: int = 0) -> list[int]:
 
 def documents_in(tokens: list[int]) -> list[tuple[int, ...]]:
     """Split [BOS a EOS BOS b EOS] into (a, b)."""
-    found, current = [], None
+    documents, current = [], None
     for token in tokens:
         if token == BOS:
             assert current is None
             current = []
         elif token == EOS:
             assert current is not None
-            found.append(tuple(current))
+            documents.append(tuple(current))
             current = None
         else:
             assert current is not None
             current.append(token)
     assert current is None
-    return found
+    return documents
 
 
 @pytest.fixture(params=[4, 1024], ids=["many blocks", "one block"])
@@ -49,8 +50,8 @@ def texts(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def rings(dataset: TokenDataset, seq_len: int, source: PackedText, epoch: int) -> list[list[int]]:
-    """What the rows of each shard say, without TASK, after checking that the last row continues at the beginning."""
-    found, row = [], 0
+    """The tokens of each shard's rows, without TASK. Checks that the last row continues with the first document."""
+    shards, row = [], 0
     for shard in dataset.manifest.shards:
         length = shard.tokens + 2 * shard.samples
         tokens: list[int] = []
@@ -61,9 +62,9 @@ def rings(dataset: TokenDataset, seq_len: int, source: PackedText, epoch: int) -
             tokens += sequence[1:]
             row += 1
         assert tokens[length:] == tokens[: len(tokens) - length]
-        found.append(tokens[:length])
+        shards.append(tokens[:length])
     assert row == len(source)
-    return found
+    return shards
 
 
 @pytest.mark.parametrize("seq_len", [8, 32, 200])
@@ -76,7 +77,7 @@ def test_rows_hold_every_document_once_per_epoch(texts: TokenDataset, seq_len: i
             expected = Counter(tuple(texts[first + i].text.tolist()) for i in range(shard.samples))
             assert Counter(documents_in(ring)) == expected
             first += shard.samples
-    assert epochs[0] != epochs[1] != epochs[2]  # shuffled anew
+    assert epochs[0] != epochs[1] != epochs[2]  # every epoch has another order
     assert epochs[0] == rings(texts, seq_len, PackedText(texts, seq_len, seed=3), 0)
     assert epochs[0] != rings(texts, seq_len, PackedText(texts, seq_len, seed=4), 0)
 
@@ -137,7 +138,7 @@ def test_pairs_keep_their_media_and_cut_their_text(tmp_path: Path, task: Task, s
         assert read(source, index) == pair(dataset[index], seq_len)
 
 
-def test_media_that_do_not_fit_are_named_with_the_way_out(tmp_path: Path) -> None:
+def test_media_that_do_not_fit_are_named_with_a_seq_len_that_works(tmp_path: Path) -> None:
     dataset = write_set(tmp_path, Task.IMAGE_TEXT, [[([1], [])], [([1], [2]), ([3] * 12, [])]])
     with pytest.raises(
         DataError, match=r"shard-00001.safetensors: sample 1 has 12 media tokens.*Use seq_len=17 or more"
@@ -154,42 +155,8 @@ def test_a_source_can_be_sent_to_a_worker(texts: TokenDataset, make) -> None:
     assert [read(copy, index) for index in range(len(copy))] == before
 
 
-# -- failing disks ----------------------------------------------------------------------------------------------------
-
-
-class Flaky:
-    """A data set whose file system fails a few times."""
-
-    def __init__(self, dataset: TokenDataset, failures: int, cause: Exception):
-        self.dataset, self.failures, self.cause, self.tries = dataset, failures, cause, 0
-
-    def shard(self, number: int):
-        self.tries += 1
-        if self.tries <= self.failures:
-            raise DataError("the disk is tired") from self.cause
-        return self.dataset.shard(number)
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "RETRY_SECONDS", (0.0, 0.0, 0.0))
-
-
-@pytest.mark.usefixtures("no_pauses")
-def test_a_failing_file_system_is_tried_again_but_not_for_ever(texts: TokenDataset) -> None:
-    flaky = Flaky(texts, 3, OSError(5, "input/output error"))
-    assert len(open_shard(flaky, 0)) == 13
-    assert flaky.tries == 4
-    with pytest.raises(DataError, match="tired"):
-        open_shard(Flaky(texts, 4, OSError()), 0)
-    damaged = Flaky(texts, 1, ValueError("header"))
-    with pytest.raises(DataError, match="tired"):
-        open_shard(damaged, 0)
-    assert damaged.tries == 1  # reading it again would not help
-
-
-@pytest.mark.usefixtures("no_pauses")
-def test_a_missing_shard_is_named(texts: TokenDataset) -> None:
+def test_a_missing_shard_is_named(texts: TokenDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     (texts.folder / "shard-00002.safetensors").unlink()
     with pytest.raises(DataError, match=r"shard-00002.safetensors is missing"):
         read(PackedText(texts, 32, seed=0), 20)

@@ -1,4 +1,4 @@
-"""Every format against files written by hand, and what damaged ones give."""
+"""Every format against small files, intact and damaged."""
 
 import csv
 import gzip
@@ -58,14 +58,14 @@ def write_jsonl(path: Path, rows: list) -> Path:
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_jsonl_of_texts(tmp_path: Path, suffix: str) -> None:
-    lines = [{"text": "one  two\n"}, {"text": "Grüße 🎈", "url": "http://a/b.jpg"}, {"caption": "named otherwise"}]
+    lines = [{"text": "one  two\n"}, {"text": "Grüße 🎈", "url": "http://a/b.jpg"}, {"caption": "another column"}]
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(compress("\n".join(map(json.dumps, lines)).encode(), suffix))
     source = open_source([str(path)])
     items = list(source)
     assert source.task == Task.TEXT
     assert source.fraction == 1.0
-    assert texts(items) == ["one  two\n", "Grüße 🎈", "named otherwise"]
+    assert texts(items) == ["one  two\n", "Grüße 🎈", "another column"]
     assert [item.key for item in items] == [f"{path}:{n}" for n in (1, 2, 3)]
 
 
@@ -96,7 +96,7 @@ def test_bad_lines_are_marked_and_the_rest_is_read(tmp_path: Path) -> None:
     assert items[1].key == f"{path}:3"
 
 
-def test_lines_without_end_do_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_long_lines_do_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_module, "MAX_TEXT_BYTES", 64)
     path = tmp_path / "a.txt"
     path.write_bytes(b"first\n" + b"x" * 1000 + b"\n" + b"y" * 63 + b"\nlast")
@@ -124,7 +124,7 @@ def test_plain_text_by_file_and_by_line(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_file_cut_short_costs_its_rest_and_no_other_file(tmp_path: Path, suffix: str) -> None:
+def test_a_truncated_file_loses_its_rest_and_no_other_file(tmp_path: Path, suffix: str) -> None:
     rng = np.random.default_rng(0)
     content = "".join(json.dumps({"text": rng.bytes(40).hex()}) + "\n" for _ in range(5000)).encode()
     whole = compress(content, suffix)
@@ -147,13 +147,13 @@ def test_parquet_of_texts(tmp_path: Path) -> None:
     assert isinstance(second, BadSample)
 
 
-# -- pictures ---------------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_with_captions_beside_them(tmp_path: Path) -> None:
+def test_images_with_captions_beside_them(tmp_path: Path) -> None:
     for name in ("b.PNG", "a.jpg", "sub/c.webp", ".hidden.png", "no caption.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"not looked at here")
+        (tmp_path / name).write_bytes(b"not decoded here")
     for name in ("a", "b", "sub/c"):
         (tmp_path / f"{name}.txt").write_text(f" {name}\n")
     source = open_source([str(tmp_path)])
@@ -176,7 +176,7 @@ def test_a_folder_of_both_media_needs_a_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["metadata.jsonl", "captions.jsonl", "captions.csv", "metadata.tsv"])
-def test_pictures_described_by_a_table(tmp_path: Path, name: str) -> None:
+def test_images_described_by_a_table(tmp_path: Path, name: str) -> None:
     rows = [{"file_name": "x/1.png", "text": 'a "quoted", caption'}, {"file_name": "2.jpg", "text": "two\nlines "}]
     path = tmp_path / "train" / name
     if name.endswith(".jsonl"):
@@ -210,7 +210,7 @@ def test_csv_rows_that_do_not_fit_are_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
-def test_webdataset_of_pictures(tmp_path: Path, suffix: str) -> None:
+def test_webdataset_of_images(tmp_path: Path, suffix: str) -> None:
     members = [
         ("./d/0001.jpg", b"JPG"),
         ("./d/0001.txt", b"first\n"),
@@ -219,7 +219,7 @@ def test_webdataset_of_pictures(tmp_path: Path, suffix: str) -> None:
         ("./d/0002.webp", b"WEBP"),
         ("./d/._0002.webp", b"resource fork"),
         ("e/0003.png", b"PNG"),
-        ("e/0004.txt", b"caption without a picture"),
+        ("e/0004.txt", b"caption without an image"),
         ("e/0005.cls", b"neither"),
         ("e/0006.seg.png", b"mask"),
         ("e/0006.PNG", b"LAST"),
@@ -251,7 +251,7 @@ def test_sharded_tars_by_braces_and_patterns(tmp_path: Path) -> None:
         read(f"{tmp_path}/s-{{008..012}}.tar")
 
 
-def test_hostile_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_tar_members_are_bad_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych.data.sources.tars.MAX_MEDIA_BYTES", 1000)
     secret = tmp_path / "secret.png"
     secret.write_bytes(b"SECRET")
@@ -292,7 +292,7 @@ def test_hostile_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_tar_is_noticed(tmp_path: Path, damage: str) -> None:
     members = [(f"{n}.{kind}", bytes(700)) for n in range(4) for kind in ("png", "txt")]
     content = bytearray(make_tar(tmp_path / "a.tar", members).read_bytes())
-    third = 4 * (512 + 1024)  # where the members of sample 2 begin
+    third = 4 * (512 + 1024)  # start of the members of sample 2
     match damage:
         case "cut in data":
             content = content[: third + 512 + 100]
@@ -308,12 +308,12 @@ def test_a_damaged_tar_is_noticed(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "struct"])
-def test_parquet_of_pictures(tmp_path: Path, kind: str) -> None:
-    pictures: list = [png(10), png(20)]
+def test_parquet_of_images(tmp_path: Path, kind: str) -> None:
+    images: list = [png(10), png(20)]
     if kind == "struct":
-        pictures = [{"bytes": pictures[0], "path": "a.png"}, {"bytes": None, "path": "b.png"}]
+        images = [{"bytes": images[0], "path": "a.png"}, {"bytes": None, "path": "b.png"}]
     path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"image": pictures, "caption": ["ten", "twenty"]}), path)
+    pyarrow.parquet.write_table(pyarrow.table({"image": images, "caption": ["ten", "twenty"]}), path)
     source = open_source([str(path)])
     assert source.task == Task.IMAGE_TEXT
     second = png(20) if kind == "bytes" else str(tmp_path / "b.png")
@@ -321,7 +321,7 @@ def test_parquet_of_pictures(tmp_path: Path, kind: str) -> None:
     assert [item.media for item in read(path, task=Task.TEXT)] == [None, None]
 
 
-# -- sounds -----------------------------------------------------------------------------------------------------------
+# -- audio -----------------------------------------------------------------------------------------------------------
 
 
 def test_nemo_manifest(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_librispeech(tmp_path: Path) -> None:
     assert [item.category for item in items if isinstance(item, BadSample)] == ["missing file"] * 2
 
 
-def test_webdataset_of_sounds(tmp_path: Path) -> None:
+def test_webdataset_of_audio(tmp_path: Path) -> None:
     members = [("1.wav", wav(0.5)), ("1.txt", b"one"), ("2.json", b'{"text": "two", "offset": 1}'), ("2.flac", b"FLAC")]
     path = make_tar(tmp_path / "a.tar", members)
     source = open_source([str(path)])
@@ -384,10 +384,10 @@ def test_webdataset_of_sounds(tmp_path: Path) -> None:
     assert list(source) == [RawSample(f"{path}:1", "one", wav(0.5)), RawSample(f"{path}:2", "two", b"FLAC", 1.0)]
 
 
-# -- finding out ------------------------------------------------------------------------------------------------------
+# -- detection -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_found_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_an_input_without_samples_lists_the_formats(tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_text("?")
     with pytest.raises(
         DataError, match=r"(?s)found no samples among the 1 files in .*Looked for:.*\*\.parquet"
@@ -398,13 +398,13 @@ def test_nothing_found_says_what_was_looked_for(tmp_path: Path) -> None:
         read(tmp_path / "missing")
 
 
-def test_pictures_without_any_caption_are_no_pairs(tmp_path: Path) -> None:
+def test_images_without_captions_are_not_pairs(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(1))
     with pytest.raises(DataError, match="found no samples"):
         read(tmp_path)
 
 
-def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_unknown_columns_are_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"body": "x", "id": 1}])
     with pytest.raises(
         DataError, match=r"looked for one of text, caption, .* found 'body', 'id'\. Choose with --text-key"
@@ -412,7 +412,7 @@ def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
         read(path)
 
 
-def test_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:
+def test_files_with_a_wrong_suffix_are_refused(tmp_path: Path) -> None:
     for name in ("a.parquet", "a.tar", "a.jsonl.gz", "a.jsonl.zst"):
         (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
         with pytest.raises(DataError, match=f"{name} cannot be read as"):
@@ -441,25 +441,25 @@ def test_every_media_suffix_is_known_once() -> None:
     assert not set(base_module.IMAGE_SUFFIXES) & set(base_module.AUDIO_SUFFIXES)
 
 
-# -- what could be taken for something else ---------------------------------------------------------------------------
+# -- ambiguous inputs ------------------------------------------------------------------------------------------------
 
 
-def test_a_stray_table_does_not_hide_the_pictures(tmp_path: Path) -> None:
+def test_an_unrelated_table_does_not_hide_the_images(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(0))
-    (tmp_path / "a.txt").write_text("a picture")
+    (tmp_path / "a.txt").write_text("an image")
     (tmp_path / "notes.csv").write_text("text\nsomething else\n")
     with pytest.raises(UserError, match=r"several formats: table .*notes\.csv.*, pairs .*a\.png.*--format"):
         open_source([str(tmp_path)])
-    assert texts(read(tmp_path, format="pairs")) == ["a picture"]
+    assert texts(read(tmp_path, format="pairs")) == ["an image"]
 
 
-def test_a_column_for_media_without_any_is_not_taken_for_text(tmp_path: Path) -> None:
+def test_a_media_column_without_media_is_not_text(tmp_path: Path) -> None:
     rows = [{"text": "one", "image": None}, {"text": "two", "image": "a.png"}]
     assert open_source([str(write_jsonl(tmp_path / "later.jsonl", rows))]).task == Task.IMAGE_TEXT
     unusable = {"m4a": {"audio_filepath": "x.m4a", "text": "t"}, "url": {"image": "https://x/y.jpg", "text": "t"}}
     for name, row in unusable.items():
         path = write_jsonl(tmp_path / f"{name}.jsonl", [row])
-        with pytest.raises(DataError, match=r"no picture or sound in it.*--task text"):
+        with pytest.raises(DataError, match=r"no image or audio in it.*--task text"):
             open_source([str(path)])
         assert texts(read(path, task=Task.TEXT)) == ["t"]
 
@@ -469,7 +469,7 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
     assert texts(read(path, f"{tmp_path}/./a.jsonl", tmp_path / "*.jsonl")) == ["once"]
 
 
-def test_one_text_that_is_no_utf8_spoils_one_parquet_row(tmp_path: Path) -> None:
+def test_one_text_that_is_not_utf8_makes_one_parquet_row_bad(tmp_path: Path) -> None:
     raw = pyarrow.array([f"row {n}".encode() if n != 100 else b"\xff\xfe" for n in range(200)], pyarrow.binary())
     column = pyarrow.Array.from_buffers(pyarrow.string(), len(raw), raw.buffers())
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
@@ -479,19 +479,19 @@ def test_one_text_that_is_no_utf8_spoils_one_parquet_row(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "x{3..1}.tar"])
-def test_inputs_that_name_nothing_are_refused(text: str) -> None:
+def test_empty_inputs_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="empty"):
         open_source([text])
 
 
-def test_links_that_lead_nowhere_are_passed_over(tmp_path: Path) -> None:
+def test_broken_links_are_skipped(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"text": "here"}])
     (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
     (tmp_path / "c.jsonl").symlink_to(tmp_path / "c.jsonl")
     assert texts(read(tmp_path)) == ["here"]
 
 
-def test_plain_text_is_no_picture(tmp_path: Path) -> None:
+def test_plain_text_holds_no_images(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("words")
     with pytest.raises(UserError, match="plain text files hold no image-text samples"):
         open_source([str(tmp_path / "a.txt")], task=Task.IMAGE_TEXT)

@@ -1,4 +1,4 @@
-"""A run gives the same bytes however it is cut up, names every bad sample, and survives being killed anywhere."""
+"""Tokenizing gives the same bytes with any workers and interruptions, lists every bad sample, survives any kill."""
 
 import copy
 import errno
@@ -24,22 +24,23 @@ from data_fakes import png, wav
 from PIL import Image
 
 from triptych.data.shards import MANIFEST, Manifest, TokenDataset
-from triptych.data.tokenize import RunFailed, TokenizeSettings, tokenize
+from triptych.data.tokenize import TokenizeConfig, TokenizeFailed, build_dataset, tokenize
 from triptych.data.tokenize.workers import map_in_order, one_thread
 from triptych.errors import DataError, UserError
+from triptych.tokenizers.bundle import TokenizerBundle
 
 TEXT = data_fakes.Bytes()
 
 
 def run(inputs: Path | str, out: Path, **options) -> Manifest:
-    """Tokenize with the fakes; `options` are settings, or arguments of `tokenize`."""
+    """Tokenize with the fakes; `options` are fields of the configuration, or arguments of `build_dataset`."""
     arguments = {name: options.pop(name) for name in ("workers", "max_bad", "overwrite", "load") if name in options}
-    settings = TokenizeSettings(**{"inputs": (str(inputs),), "tokenizers": "fakes", "samples_per_shard": 20} | options)
-    return tokenize(settings, out, **{"load": data_fakes.load} | arguments)
+    config = TokenizeConfig(**{"inputs": (str(inputs),), "tokenizers": "fakes", "samples_per_shard": 20} | options)
+    return build_dataset(config, out, **{"load": data_fakes.load} | arguments)
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Every file of a data set, but for the plan inside its manifest, which holds no samples."""
+    """Every file of a dataset but the lock."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
@@ -65,20 +66,20 @@ def texts(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    folder = tmp_path / "pictures"
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
     folder.mkdir()
     for n in range(50):
         pixels = np.random.default_rng(n).integers(0, 256, (9, 14, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{n:03d}.png")
-        (folder / f"{n:03d}.txt").write_text(f"picture {n}\n")
+        (folder / f"{n:03d}.txt").write_text(f"image {n}\n")
     return folder
 
 
-# -- what comes out ---------------------------------------------------------------------------------------------------
+# -- content ---------------------------------------------------------------------------------------------------------
 
 
-def test_texts(texts: Path, tmp_path: Path) -> None:
+def test_text_dataset(texts: Path, tmp_path: Path) -> None:
     manifest = run(texts, tmp_path / "out")
     expected = [f"document {n} " + "x" * (n % 17) for n in range(105) if n not in (33, 70)]
     assert stored_texts(tmp_path / "out") == expected
@@ -100,7 +101,7 @@ def test_a_very_long_document_is_stored_whole(tmp_path: Path) -> None:
     assert stored_texts(tmp_path / "out") == ["word " * 400_000]
 
 
-def test_pictures_as_a_whole_on_white(tmp_path: Path) -> None:
+def test_whole_images_on_white(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.png").write_bytes(png(40, (8, 4)))
     (tmp_path / "in/a.txt").write_text(" a wide one \n")
@@ -113,25 +114,25 @@ def test_pictures_as_a_whole_on_white(tmp_path: Path) -> None:
     assert TEXT.decode([sample.text]) == ["a wide one"]
 
 
-def test_views_differ_and_depend_on_seed_and_number_only(pictures: Path, tmp_path: Path) -> None:
-    def views(name: str, inputs: Path = pictures, **options) -> list[list[int]]:
+def test_views_differ_and_depend_on_seed_and_number_only(images: Path, tmp_path: Path) -> None:
+    def views(name: str, inputs: Path = images, **options) -> list[list[int]]:
         run(inputs, tmp_path / name, image_transform="paper", views=3, **options)
         return [sample.media.tolist() for sample in TokenDataset(tmp_path / name)]
 
     first = views("a")
     assert len(first) == 150
-    assert len({tuple(view) for view in first}) > 75  # half of the views are whole pictures, which are all alike
+    assert len({tuple(view) for view in first}) > 75  # half of the views are whole images, which are equal
     assert views("b", samples_per_shard=7) == first
     assert views("c", seed=1) != first
     with pytest.raises(UserError, match="--image-transform paper"):
-        run(pictures, tmp_path / "d", views=2)
+        run(images, tmp_path / "d", views=2)
 
 
-def test_sounds(tmp_path: Path) -> None:
+def test_audio_clips_cut_and_skipped(tmp_path: Path) -> None:
     for name, content in (("a", wav(0.2, 0.5)), ("b", wav(0.4, 2.5)), ("c", wav(0.6, 2.0))):
         (tmp_path / f"{name}.wav").write_bytes(content)
     soundfile.write(tmp_path / "d.flac", np.linspace(0, 1, 8000, endpoint=False), 8000)
-    rows = [{"audio_filepath": f"{name}.wav", "text": f"sound {name}"} for name in "abc"]
+    rows = [{"audio_filepath": f"{name}.wav", "text": f"clip {name}"} for name in "abc"]
     rows += [
         {"audio_filepath": "d.flac", "text": "part", "offset": 0.5, "duration": 0.2},
         {"audio_filepath": "e.wav", "text": "x"},
@@ -148,7 +149,7 @@ def test_sounds(tmp_path: Path) -> None:
     assert [sample.media.tolist() for sample in TokenDataset(tmp_path / "cut")][1] == [40] * 20
 
 
-def test_a_tar_of_pictures(tmp_path: Path) -> None:
+def test_a_tar_of_images(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for n in range(30):
             for name, content in ((f"{n}.png", png(n)), (f"{n}.txt", f"gray {n}".encode())):
@@ -163,23 +164,23 @@ def test_a_tar_of_pictures(tmp_path: Path) -> None:
 
 
 def huge_png() -> bytes:
-    """A small file whose header promises 60,000 x 60,000 pixels."""
+    """A small file whose header states 60,000 x 60,000 pixels."""
     content = bytearray(png(1))
     content[16:24] = (60_000).to_bytes(4, "big") * 2
     content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
     return bytes(content)
 
 
-def test_bad_pictures_are_named_and_the_run_goes_on(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "003.png").write_bytes(png(1)[:40])
-    (pictures / "007.png").write_bytes(b"no picture at all")
-    (pictures / "011.png").write_bytes(huge_png())
-    (pictures / "013.txt").write_text(" \n ")
-    (pictures / "017.txt").unlink()
-    (pictures / "019.txt").write_bytes(b"\xff\xfe")
-    manifest = run(pictures, tmp_path / "out")
+def test_bad_images_are_listed_and_the_run_continues(images: Path, tmp_path: Path) -> None:
+    (images / "003.png").write_bytes(png(1)[:40])
+    (images / "007.png").write_bytes(b"not an image")
+    (images / "011.png").write_bytes(huge_png())
+    (images / "013.txt").write_text(" \n ")
+    (images / "017.txt").unlink()
+    (images / "019.txt").write_bytes(b"\xff\xfe")
+    manifest = run(images, tmp_path / "out")
     assert (manifest.num_samples, manifest.bad_samples) == (44, 6)
-    assert stored_texts(tmp_path / "out") == [f"picture {n}" for n in range(50) if n not in (3, 7, 11, 13, 17, 19)]
+    assert stored_texts(tmp_path / "out") == [f"image {n}" for n in range(50) if n not in (3, 7, 11, 13, 17, 19)]
     bad = bad_of(tmp_path / "out")
     assert {key: reason.partition(": ")[0] for key, reason in bad.items()} == {
         "003.png": "bad image",
@@ -192,10 +193,10 @@ def test_bad_pictures_are_named_and_the_run_goes_on(pictures: Path, tmp_path: Pa
     assert "too many pixels" in bad["011.png"]
 
 
-def test_bad_sounds_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "sounds"
+def test_bad_audio_files_are_listed_and_the_run_continues(tmp_path: Path) -> None:
+    folder = tmp_path / "audio"
     folder.mkdir()
-    contents = {"cut": wav(0.5)[:1000], "empty": b"", "text": b"not a sound", "good": wav(0.5), "silent": wav(0, 0)}
+    contents = {"cut": wav(0.5)[:1000], "empty": b"", "text": b"not audio", "good": wav(0.5), "silent": wav(0, 0)}
     for name, content in contents.items():
         (folder / f"{name}.wav").write_bytes(content)
         (folder / f"{name}.txt").write_text(name)
@@ -208,7 +209,7 @@ def test_bad_sounds_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
     assert "truncated" in bad["cut.wav"]
 
 
-def test_one_text_that_cannot_be_encoded_spoils_no_other(tmp_path: Path) -> None:
+def test_one_text_that_cannot_be_encoded_affects_no_other(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(['{"text": "before"}', '{"text": "half \\ud800"}', '{"text": "after"}']))
     run(path, tmp_path / "out")
@@ -227,14 +228,14 @@ def test_too_many_bad_samples_stop_the_run(tmp_path: Path) -> None:
     assert len(bad_of(tmp_path / "out")) == 20
     assert {"shard-00000.safetensors", "shard-00001.safetensors"} <= set(content_of(tmp_path / "out"))
     assert MANIFEST not in content_of(tmp_path / "out")
-    manifest = run(path, tmp_path / "out", max_bad=0.5)  # goes on, for the cap is not part of what is being made
+    manifest = run(path, tmp_path / "out", max_bad=0.5)  # resumes: max_bad has no effect on the content
     assert (manifest.num_samples, manifest.bad_samples) == (80, 20)
 
 
 def test_zero_allows_no_bad_sample(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(['{"text": "good"}'] * 9 + ["{"]))
-    assert run(path, tmp_path / "lenient").bad_samples == 1  # a few always may be
+    assert run(path, tmp_path / "lenient").bad_samples == 1  # ten are always allowed
     with pytest.raises(DataError, match=r"1 of 10 samples are bad, more than --max-bad 0 allows"):
         run(path, tmp_path / "strict", max_bad=0)
 
@@ -248,18 +249,18 @@ def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
         run(tmp_path / "b.txt", tmp_path / "out2", per_line=True)
 
 
-# -- the same bytes, however they are made ----------------------------------------------------------------------------
+# -- workers and kills ------------------------------------------------------------------------------------------------
 
 
-def test_workers_do_not_change_a_byte(texts: Path, pictures: Path, tmp_path: Path) -> None:
-    for name, inputs, options in (("t", texts, {}), ("p", pictures, {"image_transform": "paper", "views": 2})):
+def test_workers_do_not_change_a_byte(texts: Path, images: Path, tmp_path: Path) -> None:
+    for name, inputs, options in (("t", texts, {}), ("p", images, {"image_transform": "paper", "views": 2})):
         run(inputs, tmp_path / "a" / name, **options)
         run(inputs, tmp_path / "b" / name, workers=2, **options)
         assert content_of(tmp_path / "a" / name) == content_of(tmp_path / "b" / name)
 
 
 def die_at(call: int, when: str) -> None:
-    """Kill this process at the n-th time that something reaches the disk: before, after, or in the middle of it."""
+    """Kill this process at its n-th write to disk: before, after, or in the middle of it."""
     seen = 0
 
     def deadly(function: Callable) -> Callable:
@@ -295,9 +296,9 @@ def in_a_child(function: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
-def test_killed_at_every_write_and_run_again(texts: Path, tmp_path: Path, when: str) -> None:
-    run(texts, tmp_path / "whole" / "out", samples_per_shard=50)
-    whole = content_of(tmp_path / "whole" / "out")
+def test_killed_at_every_write_and_resumed(texts: Path, tmp_path: Path, when: str) -> None:
+    run(texts, tmp_path / "uninterrupted" / "out", samples_per_shard=50)
+    uninterrupted = content_of(tmp_path / "uninterrupted" / "out")
     for call in range(1, 100):
         out = tmp_path / f"{call}" / "out"
 
@@ -308,15 +309,15 @@ def test_killed_at_every_write_and_run_again(texts: Path, tmp_path: Path, when: 
         if in_a_child(killed) == 0:
             break
         run(texts, out, samples_per_shard=50)
-        assert content_of(out) == whole, f"killed {when} write {call}"
+        assert content_of(out) == uninterrupted, f"killed {when} write {call}"
     assert call > 20  # plan, journal, four per shard, bad samples, manifest
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_while_overwriting(texts: Path, tmp_path: Path, when: str) -> None:
-    """The old data set is whole or gone, and a new one is never mixed with it."""
-    run(texts, tmp_path / "whole" / "out", samples_per_shard=60)
-    whole = content_of(tmp_path / "whole" / "out")
+    """The old dataset is complete or gone, and a new one is never mixed with it."""
+    run(texts, tmp_path / "uninterrupted" / "out", samples_per_shard=60)
+    uninterrupted = content_of(tmp_path / "uninterrupted" / "out")
     kills = {"old": 0, "new": 0}
     for call in range(1, 100):
         out = tmp_path / f"{call}" / "out"
@@ -335,14 +336,14 @@ def test_killed_while_overwriting(texts: Path, tmp_path: Path, when: str) -> Non
         else:
             kills["new"] += 1
             run(texts, out, samples_per_shard=60)
-        assert content_of(out) == whole, f"killed {when} write {call}"
+        assert content_of(out) == uninterrupted, f"killed {when} write {call}"
     assert kills["old"] > 2
     assert kills["new"] > 10
 
 
-def test_killed_again_and_again(texts: Path, tmp_path: Path) -> None:
-    """Every run gets a little further, and never makes a finished shard again."""
-    run(texts, tmp_path / "whole" / "out")
+def test_killed_repeatedly(texts: Path, tmp_path: Path) -> None:
+    """Every run makes progress, and never repeats a finished shard."""
+    run(texts, tmp_path / "uninterrupted" / "out")
     out = tmp_path / "out"
 
     def killed() -> None:
@@ -360,12 +361,12 @@ def test_killed_again_and_again(texts: Path, tmp_path: Path) -> None:
         assert times.items() <= now.items()
         times = finished
     assert kills >= 3
-    assert content_of(out) == content_of(tmp_path / "whole" / "out")
+    assert content_of(out) == content_of(tmp_path / "uninterrupted" / "out")
 
 
 SLOW_RUN = """
 import sys, time, data_fakes
-from triptych.data.tokenize import TokenizeSettings, tokenize
+from triptych.data.tokenize import TokenizeConfig, build_dataset
 
 encode = data_fakes.Bytes.encode
 def slow(self, items):
@@ -374,8 +375,8 @@ def slow(self, items):
 data_fakes.Bytes.encode = slow
 
 if __name__ == "__main__":
-    settings = TokenizeSettings(inputs=(sys.argv[1],), tokenizers="fakes", samples_per_shard=20)
-    tokenize(settings, sys.argv[2], workers=int(sys.argv[3]), load=data_fakes.load)
+    config = TokenizeConfig(inputs=(sys.argv[1],), tokenizers="fakes", samples_per_shard=20)
+    build_dataset(config, sys.argv[2], workers=int(sys.argv[3]), load=data_fakes.load)
 """
 
 
@@ -412,7 +413,7 @@ def alive(process: int) -> bool:
 
 
 @pytest.mark.parametrize("shards", [0, 2])
-def test_a_killed_process_leaves_no_workers_and_can_be_run_again(
+def test_a_killed_process_leaves_no_workers_and_can_be_resumed(
     start: Callable[..., subprocess.Popen], texts: Path, tmp_path: Path, shards: int
 ) -> None:
     out = tmp_path / "out"
@@ -424,8 +425,8 @@ def test_a_killed_process_leaves_no_workers_and_can_be_run_again(
     wait_for(lambda: not any(map(alive, workers)))
     assert not (out / MANIFEST).exists()
     run(texts, out)
-    run(texts, tmp_path / "whole" / "out")
-    assert content_of(out) == content_of(tmp_path / "whole" / "out")
+    run(texts, tmp_path / "uninterrupted" / "out")
+    assert content_of(out) == content_of(tmp_path / "uninterrupted" / "out")
 
 
 def test_a_killed_worker_is_an_error_not_a_hang(start: Callable[..., subprocess.Popen], tmp_path: Path) -> None:
@@ -436,28 +437,16 @@ def test_a_killed_worker_is_an_error_not_a_hang(start: Callable[..., subprocess.
     os.kill(worker, signal.SIGKILL)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert "RunFailed: a worker process died (exit code -9)" in errors
+    assert "TokenizeFailed: a worker process died (exit code -9)" in errors
 
 
-def test_errors_of_workers_arrive(texts: Path, tmp_path: Path) -> None:
+def test_errors_of_workers_are_raised(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded in a worker") as caught:
-        run(texts, tmp_path / "out", workers=1, load=OnlyHere(os.getpid()))
+        run(texts, tmp_path / "out", workers=1, load=data_fakes.LoadOnlyIn(os.getpid()))
     assert "in __call__" in caught.value.__notes__[0]
 
 
-class OnlyHere:
-    """Loads in the process it was made in, and nowhere else."""
-
-    def __init__(self, process: int):
-        self.process = process
-
-    def __call__(self, name: str):
-        if os.getpid() != self.process:
-            raise UserError("cannot be loaded in a worker")
-        return data_fakes.load(name)
-
-
-# -- going on, or not -------------------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------------------------
 
 
 def test_a_complete_data_set_is_left_alone(texts: Path, tmp_path: Path) -> None:
@@ -468,15 +457,17 @@ def test_a_complete_data_set_is_left_alone(texts: Path, tmp_path: Path) -> None:
     assert content_of(tmp_path / "out") == before
 
 
-def test_other_settings_or_inputs_are_refused_in_one_line(texts: Path, tmp_path: Path) -> None:
+def test_another_configuration_or_input_is_refused_in_one_line(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(texts, out)
     before = content_of(out)
     for options, difference in (
         ({"samples_per_shard": 7}, "samples_per_shard was 20, now 7"),
-        ({"tokenizers": "other"}, "tokenizers was fakes, now other; fingerprints.text was .*, now 0000"),
+        ({"tokenizers": "other"}, "fingerprints.text was .*, now 0000.*; tokenizers was fakes, now other"),
     ):
-        with pytest.raises(DataError, match=f"was begun otherwise: {difference}.*--overwrite") as caught:
+        with pytest.raises(
+            DataError, match=f"was started with another configuration: {difference}.*--overwrite"
+        ) as caught:
             run(texts, out, **options)
         assert "\n" not in str(caught.value)
     os.utime(texts, (1, 1))
@@ -491,7 +482,7 @@ def test_other_settings_or_inputs_are_refused_in_one_line(texts: Path, tmp_path:
     assert len(list(out.glob("shard-*"))) == 6
 
 
-def test_a_plan_of_which_nothing_is_finished_can_be_changed(tmp_path: Path) -> None:
+def test_a_plan_without_finished_shards_can_be_changed(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(['{"text": "here"}'] * 12))
     with pytest.raises(DataError, match="12 no image"):
@@ -507,7 +498,7 @@ def test_overwriting_leaves_no_old_shard(texts: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "notes.md").read_text() == "mine"
 
 
-def test_a_folder_with_other_things_is_refused(texts: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):
@@ -518,23 +509,23 @@ def test_a_folder_with_other_things_is_refused(texts: Path, tmp_path: Path) -> N
 
 
 def test_output_inside_the_input_is_refused(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="lies inside the input"):
+    with pytest.raises(UserError, match="is inside the input"):
         run(tmp_path, tmp_path / "out")
 
 
-def test_two_runs_on_one_folder_collide(texts: Path, tmp_path: Path) -> None:
+def test_a_second_run_on_a_folder_is_refused(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with open(tmp_path / "out" / ".lock", "w") as file:
         file.write("4711")
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match=r"another run \(process 4711\) is at work in"):
+        with pytest.raises(UserError, match=r"another run \(process 4711\) is using"):
             run(texts, tmp_path / "out")
     run(texts, tmp_path / "out")
 
 
 @pytest.mark.parametrize("after", [0, 5])
-def test_a_full_disk_is_one_line_and_running_again_goes_on(
+def test_a_full_disk_is_one_line_and_running_again_resumes(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     calls, fsync = 0, os.fsync
@@ -547,24 +538,25 @@ def test_a_full_disk_is_one_line_and_running_again_goes_on(
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFailed, match=r"No space left on device.*run the same command again"):
+    with pytest.raises(TokenizeFailed, match=r"No space left on device.*run the same command again"):
         run(texts, tmp_path / "out")
     monkeypatch.undo()
     run(texts, tmp_path / "out")
-    run(texts, tmp_path / "whole" / "out")
-    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole" / "out")
+    run(texts, tmp_path / "uninterrupted" / "out")
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "uninterrupted" / "out")
 
 
-def test_a_missing_tokenizer_is_said_before_any_work(pictures: Path, tmp_path: Path, text_bundle: Path) -> None:
-    settings = TokenizeSettings(inputs=(str(pictures),), tokenizers=str(text_bundle))
-    with pytest.raises(UserError, match="have none for image"):
-        tokenize(settings, tmp_path / "out")
+def test_a_missing_tokenizer_is_reported_before_any_work(images: Path, tmp_path: Path, text_bundle: Path) -> None:
+    config = TokenizeConfig(inputs=(str(images),), tokenizers=str(text_bundle))
+    with pytest.raises(UserError, match="the input needs a tokenizer for image"):
+        build_dataset(config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"inputs": ()},
         {"views": 0},
         {"samples_per_shard": 0},
         {"max_seconds": float("nan")},
@@ -573,34 +565,60 @@ def test_a_missing_tokenizer_is_said_before_any_work(pictures: Path, tmp_path: P
         {"seed": -1},
     ],
 )
-def test_wrong_settings_are_refused(wrong: dict) -> None:
+def test_wrong_values_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
-        TokenizeSettings(**{"inputs": ("x",), "tokenizers": "y"} | wrong)
+        TokenizeConfig(**{"inputs": ("x",), "tokenizers": "y"} | wrong)
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def sleepy_square() -> Callable[[int], int]:
-    def square(number: int) -> int:
-        time.sleep(0.02 if number % 5 == 0 else 0)
-        return number * number
-
-    return square
-
-
 def test_results_come_in_order_and_the_source_is_not_read_far_ahead() -> None:
     taken = itertools.count()
     batches = (next(taken) for _ in range(200))
-    results = map_in_order(sleepy_square, batches, 2)
+    results = map_in_order(data_fakes.slow_square, batches, 2)
     for index, result in enumerate(results):
         assert result == index * index
         assert next(copy.copy(taken)) - index <= 20
     assert index == 199
 
 
-def test_threads_are_as_before_afterwards() -> None:
+def test_one_thread_restores_the_environment() -> None:
     before = dict(os.environ)
     with one_thread():
         assert os.environ["OMP_NUM_THREADS"] == "1"
     assert dict(os.environ) == before
+
+
+# -- the public function ----------------------------------------------------------------------------------------------
+
+
+def test_tokenize_takes_one_path_or_many(tmp_path: Path, text_bundle: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"the cat {name}\nthe dog {name}\n")
+    one = tokenize(tmp_path / "a.txt", tmp_path / "one", tokenizers=text_bundle, progress=False)
+    assert (one.num_samples, one.task) == (1, "TEXT")
+    both = [tmp_path / "a.txt", str(tmp_path / "b.txt")]
+    lines = tokenize(both, str(tmp_path / "lines"), tokenizers=text_bundle, per_line=True, progress=False)
+    assert lines.num_samples == 4
+    text = TokenizerBundle.load(text_bundle).text
+    stored = TokenDataset(tmp_path / "lines")
+    assert text.decode([sample.text for sample in stored]) == ["the cat a", "the dog a", "the cat b", "the dog b"]
+
+
+def test_tokenize_uses_the_demo_tokenizers_by_default(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "a.txt").write_text("a red hat\nand an owl")
+    manifest = tokenize(str(tmp_path / "a.txt"), tmp_path / "out")
+    demo = TokenizerBundle.load("scenes")
+    assert manifest.tokenizers == {"text": demo.fingerprints["text"]}
+    assert demo.text.decode([TokenDataset(tmp_path / "out")[0].text]) == ["a red hat\nand an owl"]
+    tokenize(str(tmp_path / "a.txt"), tmp_path / "out")
+    assert "out is already complete." in capsys.readouterr().err
+
+
+def test_an_unknown_argument_of_tokenize_gets_a_suggestion(tmp_path: Path) -> None:
+    for wrong, suggestion in (("textkey", "text_key"), ("worker", "workers"), ("max_second", "max_seconds")):
+        with pytest.raises(UserError, match=f"tokenize has no argument '{wrong}'. Did you mean '{suggestion}'"):
+            tokenize("a.txt", tmp_path / "out", **{wrong: 1})
+    with pytest.raises(UserError, match="views must be at least 1"):
+        tokenize("a.txt", tmp_path / "out", views=0)

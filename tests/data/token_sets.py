@@ -1,4 +1,4 @@
-"""Small token data sets on disk, and a slow, obvious account of what a sequence of them must look like."""
+"""Small token datasets on disk, and a slow reference for their sequences."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ def wrapped(text: Sequence[int], vocabulary: Vocabulary = SMALL) -> list[int]:
 
 
 def pair(sample: TokenSample, seq_len: int, vocabulary: Vocabulary = SMALL) -> list[int]:
-    """An image or a sound and its text, the text cut so that all of it fits."""
+    """An image or audio clip and its text; the text is cut to fit."""
     modality = sample.task.partner
     assert modality is not None
     start = vocabulary.data_ids(modality).start

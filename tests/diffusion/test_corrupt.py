@@ -1,3 +1,5 @@
+"""The forward process: which tokens are masked, how often, and what the masks depend on."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -49,7 +51,7 @@ def image_text_batch(count=BATCH, media=20, text=10, padding=3, seed=0):
 
 
 def rows_of(batch, chosen):
-    """The same sequences alone, as another rank would have them: renumbered segments, other rows."""
+    """Some of the sequences, as another rank would hold them: different rows, renumbered segments."""
     segments = np.where(batch.segment_ids[chosen] > 0, np.arange(1, len(chosen) + 1)[:, None], 0).astype(np.int32)
     rows = {name: getattr(batch, name)[chosen] for name in ("tokens", "positions", "modality_ids", "maskable")}
     sequences = {name: getattr(batch, name)[chosen] for name in ("sample_ids", "epochs", "slots", "tasks")}
@@ -60,65 +62,65 @@ def run(batch, config, **kwargs):
     return corrupt(batch, VOCABULARY, config, **({"step": 3, "global_batch": BATCH} | kwargs))
 
 
-def test_each_modality_has_its_own_mask_and_specials_stay():
+def test_each_modality_has_its_own_mask_id_and_special_tokens_are_never_masked():
     batch = image_text_batch()
-    made = run(batch, CorruptConfig())
-    assert not (made.predicted & ~batch.maskable).any()
-    assert (made.tokens[~made.predicted] == batch.tokens[~made.predicted]).all()
+    corrupted = run(batch, CorruptConfig())
+    assert not (corrupted.predicted & ~batch.maskable).any()
+    assert (corrupted.tokens[~corrupted.predicted] == batch.tokens[~corrupted.predicted]).all()
     for modality in (Modality.IMAGE, Modality.TEXT):
-        where = made.predicted & (batch.modality_ids == modality)
+        where = corrupted.predicted & (batch.modality_ids == modality)
         assert where.any()
-        assert (made.tokens[where] == VOCABULARY.mask(modality)).all()
-    assert (made.num_eligible == 30).all()
+        assert (corrupted.tokens[where] == VOCABULARY.mask(modality)).all()
+    assert (corrupted.num_eligible == 30).all()
 
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine(), Polynomial(2)], ids=str)
-def test_tokens_are_masked_as_often_as_the_schedule_says(schedule):
+def test_the_masked_share_follows_the_schedule(schedule):
     batch = image_text_batch()
-    made = run(batch, CorruptConfig(schedule=schedule))
-    share = made.predicted.sum(1) / 30
-    expected = 1 - schedule.alpha(torch.from_numpy(made.times[:, 0])).numpy()
+    corrupted = run(batch, CorruptConfig(schedule=schedule))
+    share = corrupted.predicted.sum(1) / 30
+    expected = 1 - schedule.alpha(torch.from_numpy(corrupted.times[:, 0])).numpy()
     spread = np.sqrt(expected * (1 - expected) / 30)
     assert abs((share - expected).mean()) < 4 * np.sqrt((spread**2).sum()) / BATCH
     assert np.abs(share - expected).max() < 0.5
-    assert made.weight == pytest.approx(schedule.weight(torch.from_numpy(made.times)).numpy())
+    assert corrupted.weight == pytest.approx(schedule.weight(torch.from_numpy(corrupted.times)).numpy())
 
 
-def test_texts_can_have_a_schedule_of_their_own():
+def test_text_can_have_its_own_schedule():
     batch = image_text_batch()
-    made = run(batch, CorruptConfig(schedule=Polynomial(3.0), text_schedule=Linear()))
+    corrupted = run(batch, CorruptConfig(schedule=Polynomial(3.0), text_schedule=Linear()))
     for modality, schedule in ((Modality.IMAGE, Polynomial(3.0)), (Modality.TEXT, Linear())):
-        times = torch.from_numpy(made.times[:, modality])
+        times = torch.from_numpy(corrupted.times[:, modality])
         where = batch.maskable & (batch.modality_ids == modality)
-        share = made.predicted[where].mean()
+        share = corrupted.predicted[where].mean()
         assert abs(share - float(1 - schedule.alpha(times).mean())) < 0.02
-        np.testing.assert_array_equal(made.weight[:, modality], schedule.weight(times).numpy())
+        np.testing.assert_array_equal(corrupted.weight[:, modality], schedule.weight(times).numpy())
     alone = run(batch, CorruptConfig(schedule=Polynomial(3.0)))
     is_image = batch.modality_ids == Modality.IMAGE
-    assert (made.predicted == alone.predicted)[is_image].all()
-    assert (made.predicted != alone.predicted)[~is_image].any()
+    assert (corrupted.predicted == alone.predicted)[is_image].all()
+    assert (corrupted.predicted != alone.predicted)[~is_image].any()
 
 
-def test_times_fill_every_stratum_of_the_global_batch():
+def test_times_cover_every_stratum_of_the_global_batch():
     batch = image_text_batch()
     times = sample_times(batch, CorruptConfig(smallest_time=1e-9), step=0, global_batch=BATCH)
     assert (times == times[:, :1]).all()
     assert sorted((times[:, 0] * BATCH).astype(int)) == list(range(BATCH))
     slots = np.corrcoef(batch.slots, times[:, 0])[0, 1]
-    assert abs(slots) < 0.15  # the permutation: a place in the batch says nothing about the time
+    assert abs(slots) < 0.15  # slots are permuted: a slot does not determine its time
 
 
-def test_a_sample_is_masked_alike_in_any_company():
+def test_masks_do_not_depend_on_the_rest_of_the_batch():
     batch = image_text_batch()
     config = CorruptConfig(p_one_sided=0.3, p_prompt_masked=0.1)
-    whole = run(batch, config)
+    full = run(batch, config)
     chosen = np.random.default_rng(1).permutation(BATCH)[:50]
     part = run(rows_of(batch, chosen), config)
     for name in ("tokens", "predicted", "weight", "num_eligible", "times"):
-        assert (getattr(part, name) == getattr(whole, name)[chosen]).all(), name
+        assert (getattr(part, name) == getattr(full, name)[chosen]).all(), name
 
 
-def test_epochs_seeds_and_steps_change_what_they_should():
+def test_masks_depend_on_epoch_and_seed_and_times_on_the_step():
     batch = image_text_batch()
     base = run(batch, CorruptConfig())
     later = run(replace(batch, epochs=batch.epochs + 1), CorruptConfig())
@@ -129,7 +131,7 @@ def test_epochs_seeds_and_steps_change_what_they_should():
     assert (again.tokens == base.tokens).all()
 
 
-def test_two_views_are_complementary():
+def test_two_views_mask_complementary_positions():
     batch = image_text_batch()
     first, second = run(batch, CorruptConfig(), view=0), run(batch, CorruptConfig(), view=1)
     assert ((first.predicted ^ second.predicted) == batch.maskable).all()
@@ -140,46 +142,46 @@ def test_two_views_are_complementary():
     assert t.max() < 1 - 1e-3
 
 
-def test_modalities_can_have_times_of_their_own():
+def test_modalities_can_have_independent_times():
     batch = image_text_batch()
     times = run(batch, CorruptConfig(time_mode="per_modality")).times
     assert abs(np.corrcoef(times[:, 0], times[:, 1])[0, 1]) < 0.15
 
 
-def test_one_side_is_given_whole():
+def test_one_sided_masking_keeps_the_other_side_unmasked():
     batch = image_text_batch()
-    made = run(batch, CorruptConfig(p_one_sided=1.0))
+    corrupted = run(batch, CorruptConfig(p_one_sided=1.0))
     text, image = (batch.maskable & (batch.modality_ids == m) for m in (Modality.TEXT, Modality.IMAGE))
-    masked_text, masked_image = (made.predicted & text).any(1), (made.predicted & image).any(1)
+    masked_text, masked_image = (corrupted.predicted & text).any(1), (corrupted.predicted & image).any(1)
     assert not (masked_text & masked_image).any()
     eligible = {10: "text", 20: "image"}
-    assert set(made.num_eligible.tolist()) == set(eligible)
-    assert (made.num_eligible == 10).mean() == pytest.approx(0.5, abs=0.1)
-    assert not masked_text[made.num_eligible == 20].any()
+    assert set(corrupted.num_eligible.tolist()) == set(eligible)
+    assert (corrupted.num_eligible == 10).mean() == pytest.approx(0.5, abs=0.1)
+    assert not masked_text[corrupted.num_eligible == 20].any()
 
 
-def test_a_masked_prompt_is_hidden_but_not_predicted():
+def test_a_masked_prompt_is_masked_but_not_predicted():
     batch = image_text_batch()
-    made = run(batch, CorruptConfig(p_prompt_masked=1.0))
+    corrupted = run(batch, CorruptConfig(p_prompt_masked=1.0))
     text = batch.maskable & (batch.modality_ids == Modality.TEXT)
-    assert (made.tokens[text] == VOCABULARY.mask(Modality.TEXT)).all()
-    assert not made.predicted[text].any()
-    assert (made.num_eligible == 20).all()
+    assert (corrupted.tokens[text] == VOCABULARY.mask(Modality.TEXT)).all()
+    assert not corrupted.predicted[text].any()
+    assert (corrupted.num_eligible == 20).all()
 
 
-def test_text_alone_has_no_sides():
+def test_text_samples_ignore_one_sided_masking():
     batch = image_text_batch()
     alone = replace(batch, tasks=np.zeros(BATCH, np.uint8))
     plain, sided = run(alone, CorruptConfig()), run(alone, CorruptConfig(p_one_sided=0.5, p_prompt_masked=0.5))
     assert (plain.tokens == sided.tokens).all()
 
 
-def test_an_empty_batch_passes():
+def test_an_empty_batch_stays_unchanged():
     batch = rows_of(image_text_batch(), np.zeros(0, int))
     empty = replace(batch, tokens=np.full((2, 8), VOCABULARY.pad, np.int32), maskable=np.zeros((2, 8), bool))
-    made = run(empty, CorruptConfig())
-    assert (made.tokens == VOCABULARY.pad).all()
-    assert not made.predicted.any()
+    corrupted = run(empty, CorruptConfig())
+    assert (corrupted.tokens == VOCABULARY.pad).all()
+    assert not corrupted.predicted.any()
 
 
 @pytest.mark.parametrize(
@@ -190,29 +192,29 @@ def test_an_empty_batch_passes():
         ({"smallest_time": 0.0}, "smallest_time must lie"),
     ],
 )
-def test_impossible_settings_are_refused(fields, message):
+def test_invalid_settings_are_rejected(fields, message):
     with pytest.raises(UserError, match=message):
         CorruptConfig(**fields)
 
 
 @pytest.mark.parametrize("schedule", [Linear(), Cosine()], ids=str)
-def test_ends_of_texts_are_masked_whole_and_as_often_as_the_schedule_says(schedule):
+def test_masked_text_ends_are_contiguous_and_follow_the_schedule(schedule):
     batch = image_text_batch()
-    made = run(batch, CorruptConfig(schedule=schedule, p_text_end=1.0))
-    text = made.predicted[:, 24:34]
+    corrupted = run(batch, CorruptConfig(schedule=schedule, p_text_end=1.0))
+    text = corrupted.predicted[:, 24:34]
     assert (np.diff(text.astype(int), axis=1) >= 0).all()
-    expected = (1 - schedule.alpha(torch.from_numpy(made.times[:, 0]))).numpy()
+    expected = (1 - schedule.alpha(torch.from_numpy(corrupted.times[:, 0]))).numpy()
     assert (np.abs(text.sum(1) - 10 * expected) <= 1).all()
     assert abs(text.mean() - expected.mean()) < 0.01
-    image = made.predicted[:, 2:22]
+    image = corrupted.predicted[:, 2:22]
     assert (run(batch, CorruptConfig(schedule=schedule)).predicted[:, 2:22] == image).all()
 
 
-def test_ends_of_texts_do_not_depend_on_company():
+def test_masked_text_ends_do_not_depend_on_the_rest_of_the_batch():
     batch, config = image_text_batch(), CorruptConfig(p_text_end=0.5)
     chosen = np.array([7, 3, 500])
     assert (run(rows_of(batch, chosen), config).tokens == run(batch, config).tokens[chosen]).all()
     scattered = (run(batch, config).tokens == run(batch, CorruptConfig()).tokens).all(1)
-    assert 0.4 < scattered.mean() < 0.7  # half, and those where both ways mask all or nothing
+    assert 0.4 < scattered.mean() < 0.7  # half of them, and those where both ways mask everything or nothing
     with pytest.raises(UserError, match="p_text_end"):
         CorruptConfig(p_text_end=1.5)

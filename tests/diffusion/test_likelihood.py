@@ -1,4 +1,4 @@
-"""The k-uniform estimate: over all counts and sets it is the enumerated ELBO; its masks never change."""
+"""The k-uniform estimator: its mean over all masks is the enumerated ELBO, and its masks are reproducible."""
 
 import itertools
 import math
@@ -19,15 +19,15 @@ SENTENCE = np.array([0, 2, 1, 1, 0], np.int32)
 MASKS = [np.array(bits, bool) for bits in itertools.product((0, 1), repeat=LENGTH)]
 
 
-# -- a model that can be enumerated -----------------------------------------------------------------------------------
+# -- a model small enough to enumerate --------------------------------------------------------------------------------
 
 _LOGITS = np.random.default_rng(0).normal(size=(4**LENGTH, LENGTH, 3))
 
 
 def losses(seen: np.ndarray) -> np.ndarray:
-    """-log p of every position's true token, given a sentence in which MASK stands for what is hidden.
+    """-log p of the true token at every position, given a partly masked sentence.
 
-    Any function of what is seen will do: the bound holds for each.
+    Any function of the visible tokens will do: the bound holds for all of them.
     """
     number = sum(int(min(token, 3)) * 4**place for place, token in enumerate(seen))
     logits = _LOGITS[number]
@@ -44,7 +44,7 @@ def enumerated_elbo() -> float:
 
 
 def one_by_one_elbo() -> float:
-    """The same bound as a mean over all orders in which tokens are revealed: no weights at all."""
+    """The same bound as an unweighted mean over all orders in which tokens are unmasked."""
     total = 0.0
     for order in itertools.permutations(range(LENGTH)):
         seen = np.full(LENGTH, V.mask(Modality.TEXT), np.int32)
@@ -76,7 +76,7 @@ def sentences(count: int, first: int = 0) -> Batch:
 
 
 def nats(corrupted, row: int) -> float:
-    """What the estimate says of one row: its weight times the losses of its masked positions."""
+    """The estimate for one row: its weight times the losses of its masked positions."""
     here = slice(2, 2 + LENGTH)
     mask = corrupted.predicted[row, here]
     return corrupted.weight[row, Modality.TEXT] * losses(corrupted.tokens[row, here])[mask].sum()
@@ -87,8 +87,8 @@ def test_the_two_enumerations_agree() -> None:
     assert enumerated_elbo() > 2
 
 
-def test_the_mean_over_all_counts_and_sets_is_the_elbo() -> None:
-    """Exactly: every (count, set) that is drawn gets the value the code gives it and the probability it should have."""
+def test_the_mean_over_all_masks_is_the_elbo() -> None:
+    """Exact: the code's value of every possible mask, weighted with the mask's theoretical probability."""
     batch = sentences(3000)
     value: dict[bytes, float] = {}
     seen = np.zeros(2**LENGTH)
@@ -96,13 +96,13 @@ def test_the_mean_over_all_counts_and_sets_is_the_elbo() -> None:
         corrupted = k_uniform(batch, V, seed=1, draw=draw, num_draws=2)
         for row in range(len(batch.tokens)):
             mask = corrupted.predicted[row, 2 : 2 + LENGTH]
-            found = nats(corrupted, row)
-            assert value.setdefault(mask.tobytes(), found) == pytest.approx(found, rel=1e-12)
+            estimate = nats(corrupted, row)
+            assert value.setdefault(mask.tobytes(), estimate) == pytest.approx(estimate, rel=1e-12)
             seen[int(mask @ (1 << np.arange(LENGTH)))] += 1
-    assert len(value) == 2**LENGTH - 1  # all but the empty one
+    assert len(value) == 2**LENGTH - 1  # all but the empty mask
     probability = {mask.tobytes(): 1 / LENGTH / math.comb(LENGTH, mask.sum()) for mask in MASKS[1:]}
     assert sum(probability[mask] * value[mask] for mask in value) == pytest.approx(enumerated_elbo(), rel=1e-12)
-    # And they are drawn with that probability: chi-square with 30 degrees of freedom, mean 30, deviation 7.7.
+    # Masks are drawn with that probability: chi-square with 30 degrees of freedom, mean 30, standard deviation 7.7.
     assert seen[0] == 0
     expected = 6000 * np.array(
         [probability[np.array([n >> i & 1 for i in range(LENGTH)], bool).tobytes()] for n in range(1, 32)]
@@ -113,19 +113,19 @@ def test_the_mean_over_all_counts_and_sets_is_the_elbo() -> None:
 @pytest.mark.parametrize("num_draws", [1, 2, 5, 12])
 def test_the_estimate_is_unbiased(num_draws: int) -> None:
     batch = sentences(4000, first=10**6)
-    found = np.mean(
+    estimates = np.mean(
         [
             [nats(corrupted, row) for row in range(1000 * (4 if num_draws == 1 else 1))]
             for corrupted in (k_uniform(batch, V, seed=2, draw=d, num_draws=num_draws) for d in range(num_draws))
         ],
         axis=0,
     )
-    margin = 4 * found.std() / len(found) ** 0.5
+    margin = 4 * estimates.std() / len(estimates) ** 0.5
     assert margin < 0.05 * enumerated_elbo()
-    assert found.mean() == pytest.approx(enumerated_elbo(), abs=margin)
+    assert estimates.mean() == pytest.approx(enumerated_elbo(), abs=margin)
 
 
-def test_weights_become_nats_per_token_like_those_of_training() -> None:
+def test_training_weights_give_nats_per_token() -> None:
     batch = sentences(40)
     corrupted = k_uniform(batch, V, seed=1, draw=0, num_draws=1)
     weights = token_weights(batch, corrupted, "sequence", num_sequences=1)
@@ -140,7 +140,7 @@ def test_weights_become_nats_per_token_like_those_of_training() -> None:
 
 
 @pytest.mark.parametrize("num_draws", [2, 3, 5, 10, 23])
-def test_counts_are_spread_evenly_over_the_draws(num_draws: int) -> None:
+def test_counts_are_evenly_spaced_over_the_draws(num_draws: int) -> None:
     batch = sentences(300)
     counts = np.stack(
         [k_uniform(batch, V, seed=4, draw=draw, num_draws=num_draws).predicted.sum(1) for draw in range(num_draws)]
@@ -149,12 +149,12 @@ def test_counts_are_spread_evenly_over_the_draws(num_draws: int) -> None:
         often = np.bincount(column - 1, minlength=LENGTH)
         assert often.max() - often.min() <= 1
     firsts = np.bincount(counts[0] - 1, minlength=LENGTH)
-    assert (abs(firsts - 60) < 5 * np.sqrt(60)).all()  # every sequence begins at its own count
+    assert (abs(firsts - 60) < 5 * np.sqrt(60)).all()  # every sequence starts at its own count
     if num_draws == 2:
         assert set((counts[1] - counts[0]).tolist()) <= {2, -3}
 
 
-def test_draws_of_one_count_mask_different_sets() -> None:
+def test_draws_with_the_same_count_mask_different_positions() -> None:
     batch = sentences(400)
     first, second = (k_uniform(batch, V, seed=4, draw=d, num_draws=LENGTH * 2).predicted for d in (0, 1))
     same_count = first.sum(1) == second.sum(1)
@@ -167,7 +167,7 @@ def test_draws_of_one_count_mask_different_sets() -> None:
 
 
 def mixed(seed: int = 0) -> Batch:
-    """Two rows of several sequences each: an image with text, a text, a sound with text; then padding."""
+    """Two rows of several sequences each (image with text, text, audio with text), and padding."""
     rng = np.random.default_rng(seed)
     rows = []
     for order in ((Task.IMAGE_TEXT, Task.TEXT, Task.AUDIO_TEXT), (Task.AUDIO_TEXT, Task.IMAGE_TEXT)):
@@ -209,7 +209,7 @@ def mixed(seed: int = 0) -> Batch:
 
 
 def alone(batch: Batch, number: int) -> Batch:
-    """One sequence of a batch in a row of its own, two columns further right."""
+    """One sequence of a batch in its own row, two columns further right."""
     here = np.argwhere(batch.segment_ids == number + 1)
     row, start, stop = here[0, 0], here[0, 1], here[-1, 1] + 1
 
@@ -240,7 +240,7 @@ def test_masks_do_not_depend_on_the_layout(given) -> None:
             assert separate.num_eligible[0] == together.num_eligible[number]
 
 
-def test_masks_are_the_same_at_every_call_and_follow_their_key() -> None:
+def test_masks_are_reproducible_and_depend_on_seed_epoch_and_sample() -> None:
     batch = sentences(200)
 
     def masks(change: Batch = batch, **options) -> np.ndarray:
@@ -254,20 +254,20 @@ def test_masks_are_the_same_at_every_call_and_follow_their_key() -> None:
         masks(replace(batch, epochs=batch.epochs + 1)),
         masks(replace(batch, sample_ids=batch.sample_ids + 1000)),
     ):
-        # By chance one in five has the same count; of those with more than one set, few have the same.
+        # One in five has the same count by chance; few of those have the same positions.
         count = masks().sum(1)
         alike = (count == other.sum(1)) & (count < LENGTH)
         assert 0 < alike.sum() < 0.4 * len(batch.tokens)
         assert (masks() == other)[alike].all(1).mean() < 0.45
 
 
-def test_masks_of_a_longer_validation_begin_with_those_of_a_shorter() -> None:
+def test_masks_do_not_depend_on_the_number_of_sequences() -> None:
     few, many = (k_uniform(sentences(count), V, seed=0, draw=0, num_draws=2).predicted for count in (10, 50))
     assert np.array_equal(many[:10], few)
 
 
 @pytest.mark.parametrize("given", ["nothing", "text", "media"])
-def test_what_is_given_stays_whole(given) -> None:
+def test_the_given_side_is_never_masked(given) -> None:
     batch = mixed()
     is_text = batch.modality_ids == Modality.TEXT
     may_change = batch.maskable & {"nothing": np.ones_like(is_text), "text": ~is_text, "media": is_text}[given]
@@ -286,10 +286,10 @@ def test_what_is_given_stays_whole(given) -> None:
             expected = count / masked[number] if count else 0
             assert corrupted.weight[number] == pytest.approx([expected] * 3)
         ever |= corrupted.predicted
-    assert np.array_equal(ever, may_change)  # and nothing else stays whole for ever
+    assert np.array_equal(ever, may_change)  # every other position is masked at some time
 
 
-def test_empty_batches_and_sequences_with_nothing_open() -> None:
+def test_empty_batches_and_sequences_without_maskable_positions() -> None:
     batch = mixed()
     closed = k_uniform(replace(batch, maskable=np.zeros_like(batch.maskable)), V, seed=0, draw=0, num_draws=1)
     assert not closed.predicted.any()
@@ -304,11 +304,11 @@ def test_empty_batches_and_sequences_with_nothing_open() -> None:
         maskable=np.zeros_like(batch.maskable),
         **sequences,
     )
-    found = k_uniform(nothing, V, seed=0, draw=0, num_draws=1)
-    assert not found.predicted.any()
-    assert found.weight.shape == (0, 3)
+    corrupted = k_uniform(nothing, V, seed=0, draw=0, num_draws=1)
+    assert not corrupted.predicted.any()
+    assert corrupted.weight.shape == (0, 3)
 
 
-def test_an_unknown_side_is_refused() -> None:
-    with pytest.raises(UserError, match=r"unknown side 'medium'\. Did you mean 'media'"):
-        k_uniform(sentences(1), V, seed=0, draw=0, num_draws=1, given="medium")  # type: ignore[arg-type]
+def test_an_unknown_side_is_rejected() -> None:
+    with pytest.raises(UserError, match=r"unknown side 'medias'\. Did you mean 'media'"):
+        k_uniform(sentences(1), V, seed=0, draw=0, num_draws=1, given="medias")  # type: ignore[arg-type]

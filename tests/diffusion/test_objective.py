@@ -1,4 +1,4 @@
-"""On a toy that can be enumerated, every unbiased way of estimating the loss gives the enumerated ELBO."""
+"""On a toy problem small enough to enumerate, every unbiased loss has the enumerated ELBO as its expectation."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ MASKS = [np.array(bits, bool) for bits in itertools.product((0, 1), repeat=LENGT
 LOSSES = {
     mask.tobytes(): loss for mask, loss in zip(MASKS, np.random.default_rng(0).gamma(2, size=(2**LENGTH, LENGTH)))
 }
-"""The denoiser: any numbers do, the identities hold for all."""
+"""Losses of a denoiser by mask: arbitrary numbers, since the identities hold for all."""
 SCHEDULES = [Linear(), Cosine(), Polynomial(0.5), Polynomial(2), Polynomial(3), Geometric(1e-9, 40.0)]
 
 
@@ -49,7 +49,7 @@ def one_sequence(padding=2):
 
 
 def loss_of(mask, weight, norm):
-    """The weighted sum of one corrupted sequence, by the code under test."""
+    """The weighted loss of one corrupted sequence, by the code under test."""
     batch = one_sequence()
     predicted = np.zeros(batch.tokens.shape, bool)
     predicted[0, :LENGTH] = mask
@@ -60,12 +60,12 @@ def loss_of(mask, weight, norm):
 
 
 def expectation(schedule, norm, complement=False, points=600):
-    """Over times and masks, by Gauss-Legendre quadrature of the time and enumeration of the masks."""
+    """Expected loss, by Gauss-Legendre quadrature over times and enumeration of masks."""
     nodes, shares = np.polynomial.legendre.leggauss(points)
     times, total = torch.from_numpy((nodes + 1) / 2), 0.0
     kept = schedule.alpha(times).numpy()
     weights = (complement_weight(schedule, times) if complement else schedule.weight(times)).numpy()
-    unit = {mask.tobytes(): loss_of(mask, 1.0, norm) for mask in MASKS}  # linear in the weight, or free of it
+    unit = {mask.tobytes(): loss_of(mask, 1.0, norm) for mask in MASKS}  # linear in the weight, or independent of it
     for mask in MASKS:
         masked = mask.sum()
         p_set = kept ** (LENGTH - masked) * (1 - kept) ** masked
@@ -78,30 +78,30 @@ def expectation(schedule, norm, complement=False, points=600):
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("norm", ["sequence", "tokens"])
-def test_every_schedule_estimates_the_elbo(schedule, norm):
+def test_the_expectation_is_the_elbo_for_every_schedule(schedule, norm):
     assert expectation(schedule, norm) == pytest.approx(enumerated_elbo() / LENGTH, rel=2e-3)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[:5], ids=str)
-def test_so_does_the_complement_with_its_own_weight(schedule):
+def test_the_complement_with_its_own_weight_estimates_the_elbo_too(schedule):
     assert expectation(schedule, "sequence", complement=True) == pytest.approx(enumerated_elbo() / LENGTH, rel=2e-3)
 
 
-def test_masked_is_the_elbo_over_one_more_token():
+def test_norm_masked_is_the_elbo_divided_by_length_plus_one():
     assert expectation(Linear(), "masked") == pytest.approx(enumerated_elbo() / (LENGTH + 1), rel=1e-6)
 
 
-def test_the_papers_form_is_not_the_elbo():
-    found = expectation(Linear(), "paper_literal")
+def test_norm_paper_literal_is_not_the_elbo():
+    expected = expectation(Linear(), "paper_literal")
     harmonic = sum(
         LOSSES[mask.tobytes()][mask].mean() / math.comb(LENGTH, mask.sum()) / mask.sum() for mask in MASKS if mask.any()
     )
-    assert found == pytest.approx(harmonic, rel=1e-3)
-    assert found > 1.5 * enumerated_elbo() / LENGTH
+    assert expected == pytest.approx(harmonic, rel=1e-3)
+    assert expected > 1.5 * enumerated_elbo() / LENGTH
 
 
-def test_weights_are_the_means_of_the_global_batch():
-    """Two sequences with different weights and lengths, beside what the formula says."""
+def test_weights_are_divided_by_totals_of_the_global_batch():
+    """Two sequences with different weights and lengths, compared with the formula."""
     one = one_sequence()
     batch = Batch(
         **{
@@ -120,7 +120,7 @@ def test_weights_are_the_means_of_the_global_batch():
     assert tokens[1, :4] == pytest.approx(3 / 100)
 
 
-def test_unknown_norms_are_refused():
+def test_unknown_norms_are_rejected():
     with pytest.raises(UserError, match="Did you mean 'sequence'"):
         check_norm("sequences")
     check_norm("masked")

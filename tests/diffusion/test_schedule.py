@@ -1,3 +1,5 @@
+"""Schedules: derivatives, weights, inverses and mean masked shares."""
+
 import pytest
 import torch
 
@@ -10,31 +12,31 @@ TIMES = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
 pytestmark = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 
 
-def test_the_derivative_is_that_of_autograd(schedule):
+def test_the_derivative_equals_that_of_autograd(schedule):
     t = TIMES.clone().requires_grad_()
     (derivative,) = torch.autograd.grad(schedule.alpha(t).sum(), t)
     torch.testing.assert_close(schedule.alpha_prime(TIMES), derivative, rtol=1e-10, atol=1e-12)
 
 
-def test_the_weights_are_their_definitions(schedule):
+def test_the_weights_follow_their_definitions(schedule):
     alpha, slope = schedule.alpha(TIMES), schedule.alpha_prime(TIMES)
     torch.testing.assert_close(schedule.weight(TIMES), -slope / (1 - alpha), rtol=1e-7, atol=0)
     torch.testing.assert_close(complement_weight(schedule, TIMES), -slope / alpha, rtol=1e-10, atol=0)
     assert (schedule.weight(TIMES) > 0).all()
 
 
-def test_all_is_kept_at_first_and_nothing_at_last(schedule):
+def test_nothing_is_masked_at_the_start_and_everything_at_the_end(schedule):
     start, end = schedule.alpha(torch.tensor([0.0, 1.0], dtype=torch.float64))
-    assert 1 - float(start) <= 1.1e-5  # the geometric schedule starts a hair below
+    assert 1 - float(start) <= 1.1e-5  # the geometric schedule starts slightly below 1
     assert float(end) <= 1e-8
     assert (schedule.alpha(TIMES).diff() < 0).all()
 
 
-def test_the_inverse(schedule):
+def test_time_of_inverts_alpha(schedule):
     torch.testing.assert_close(schedule.time_of(schedule.alpha(TIMES)), TIMES, rtol=1e-9, atol=1e-9)
 
 
-def test_the_mean_share_of_masked_tokens_is_that_of_the_table(schedule):
+def test_the_mean_masked_share(schedule):
     t = torch.linspace(0, 1, 200_001, dtype=torch.float64)
     expected = {
         Linear(): 1 / 2,
@@ -47,11 +49,11 @@ def test_the_mean_share_of_masked_tokens_is_that_of_the_table(schedule):
     assert float(torch.trapezoid(1 - schedule.alpha(t), t)) == pytest.approx(expected, abs=1e-3)
 
 
-def test_single_precision_stays_close(schedule):
+def test_float32_weights_are_close_to_float64(schedule):
     torch.testing.assert_close(schedule.weight(TIMES.float()).double(), schedule.weight(TIMES), rtol=2e-4, atol=0)
 
 
-def test_impossible_parameters_are_refused(schedule):
+def test_invalid_parameters_are_rejected(schedule):
     with pytest.raises(UserError, match="must be positive"):
         Polynomial(0)
     with pytest.raises(UserError, match="0 < lowest < highest"):

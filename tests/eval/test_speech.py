@@ -7,7 +7,7 @@ from triptych.utils.media import Audio
 
 
 @pytest.mark.parametrize(
-    ("said", "heard", "rate"),
+    ("reference", "transcript", "rate"),
     [
         (["a cat"], ["a cat"], 0.0),
         (["a cat"], ["A cat."], 0.0),
@@ -19,17 +19,17 @@ from triptych.utils.media import Audio
         (["a b c d", "x"], ["a c d", "x"], 0.2),
     ],
 )
-def test_word_error_rate_by_hand(said, heard, rate):
-    assert word_error_rate(said, heard) == pytest.approx(rate)
+def test_word_error_rate_by_hand(reference, transcript, rate):
+    assert word_error_rate(reference, transcript) == pytest.approx(rate)
 
 
-def test_word_error_rate_equals_an_outside_implementation():
+def test_word_error_rate_equals_that_of_jiwer():
     jiwer = pytest.importorskip("jiwer", reason="the eval extra is not installed")
     rng = np.random.default_rng(0)
     words = ["a", "red", "cat", "left", "of", "two", "dogs"]
-    said = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(200)]
-    heard = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(200)]
-    assert word_error_rate(said, heard) == pytest.approx(jiwer.wer(said, heard))
+    reference = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(200)]
+    transcript = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(200)]
+    assert word_error_rate(reference, transcript) == pytest.approx(jiwer.wer(reference, transcript))
 
 
 def test_normalizing_twice_changes_nothing():
@@ -38,12 +38,12 @@ def test_normalizing_twice_changes_nothing():
     assert normalize_transcript(once) == once
 
 
-def test_the_judges_hear_speech_and_tell_it_from_noise():
+def test_whisper_and_dnsmos_distinguish_speech_from_noise():
     pytest.importorskip("faster_whisper", reason="the eval extra, with Whisper, is not installed")
-    from triptych.scenes.speech import speak
+    from triptych.scenes.speech import synthesize
 
     rng = np.random.default_rng(0)
-    speech = speak("there is a penguin above a yellow balloon", rng)
+    speech = synthesize("there is a penguin above a yellow balloon", rng)
     noise = Audio(0.1 * rng.standard_normal(32_000).astype(np.float32), 16_000)
     assert transcribe([speech]) == ["there is a penguin above a yellow balloon"]
     ratings = dnsmos([speech, noise])
@@ -58,5 +58,5 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 
     audio._whisper.cache_clear()
     monkeypatch.setitem(sys.modules, "faster_whisper", None)
-    with pytest.raises(UserError, match=r"judging speech needs the package 'faster_whisper'.*\[eval\]"):
+    with pytest.raises(UserError, match=r"speech evaluation needs the package 'faster_whisper'.*\[eval\]"):
         transcribe([Audio(np.zeros(16_000, np.float32), 16_000)])

@@ -9,9 +9,10 @@ import torch
 from triptych.data.pack import Grouped, Packed, Padded
 from triptych.diffusion.schedule import Cosine, Geometric, Linear, Polynomial
 from triptych.errors import UserError
-from triptych.model.transformer import Loss, Targets, Transformer, initialise
+from triptych.model.transformer import Targets, Transformer, initialise
 from triptych.recipes import RECIPES, recipe
-from triptych.training.config import RunConfig, override, to_json
+from triptych.training.config import RunConfig
+from triptych.utils.config import override, to_json
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 ALL = [*RECIPES, "aspect_1", "aspect_4", "aspect_20"]
@@ -47,8 +48,7 @@ def test_small_recipes_have_a_loss_that_falls(name: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     totals = []
     for _ in range(4):
-        loss = model(tokens, torch.arange(24).expand(2, 24), None, targets)
-        assert isinstance(loss, Loss)
+        loss = model.loss(tokens, torch.arange(24).expand(2, 24), None, targets)
         loss.total.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -204,7 +204,7 @@ WRONG = [
     ("loader.layout=packed(10)", r"row_length=10 must be at least seq_len"),
     ("loader.task_weights.text=much", r"loader\.task_weights\.text must be a number, got 'much'"),
     ("loader.task_weights=1", r"loader\.task_weights cannot be set as a whole"),
-    ("loader.open_ends.probability=2", r"open ends need a probability between 0 and 1"),
+    ("loader.open_ends.probability=2", r"open_ends needs probabilities between 0 and 1"),
     ("model=big", r"model cannot be set as a whole; set one of its fields \(model\.FIELD=VALUE\)"),
     ("model.width.x=3", r"'model\.width\.x': width has no fields; write width=VALUE"),
     ("ema_decay=2", r"ema_decay must lie between 0 and 1 or be none, got 2"),

@@ -1,4 +1,4 @@
-"""Networks that are known to the last number."""
+"""Networks with exactly known logits."""
 
 import numpy as np
 import torch
@@ -10,17 +10,16 @@ TEXT, IMAGE, AUDIO = Modality
 
 
 class Fake:
-    """A network whose logits are a function of (context, position); it keeps what it was shown."""
+    """A network whose logits are a function of (context, position, modality). It records its inputs."""
 
     vocabulary = VOCABULARY
 
-    def __init__(self, dist):
-        self.dist, self.seen, self.positions, self.rows = dist, [], [], []
+    def __init__(self, logits_of):
+        self.logits_of, self.seen, self.positions, self.rows, self.contexts = logits_of, [], [], [], []
 
-    def __call__(self, tokens, positions, *, query_idx):
+    def hidden_states(self, tokens, positions, *, query_idx):
         self.seen.append(tokens.clone())
         self.positions.append(positions.clone())
-        self.contexts = getattr(self, "contexts", [])
         first = len(self.contexts)
         self.contexts += [tuple(row) for row in tokens.tolist()]
         which = torch.arange(first, first + len(tokens))[:, None].expand_as(tokens)
@@ -28,22 +27,22 @@ class Fake:
 
     def logits(self, hidden, modality, *, out=None):
         self.rows.append(len(hidden))
-        rows = [self.dist(self.contexts[int(row)], int(place), modality) for row, place in hidden.tolist()]
+        rows = [self.logits_of(self.contexts[int(row)], int(position), modality) for row, position in hidden.tolist()]
         return torch.from_numpy(np.array(rows))
 
     @property
-    def looks(self):
+    def num_passes(self):
         return len(self.seen)
-
-
-def columns(modality):
-    return VOCABULARY.data_size(modality) + 2
 
 
 def arbitrary(context, position, modality):
     """Logits that depend on every token of the context."""
-    return np.random.default_rng([*context, position]).normal(size=columns(modality)) * 2
+    return np.random.default_rng([*context, position]).normal(size=VOCABULARY.num_logits(modality)) * 2
 
 
 def flat(context, position, modality):
-    return np.zeros(columns(modality))
+    return np.zeros(VOCABULARY.num_logits(modality))
+
+
+def ids_of(canvases):
+    return [[span.ids.tolist() for span in canvas.spans] for canvas in canvases]

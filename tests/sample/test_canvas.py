@@ -1,4 +1,4 @@
-"""Canvases against the sequences that training reads: the same ids, and masks where something is to be generated."""
+"""Canvases against training sequences: the same ids, masked where something is to be generated."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ MEDIA, TEXT = [3, 1, 4, 1, 5, 9], [7, 0, 49, 2]
 PARTNERS = {Task.IMAGE_TEXT: Modality.IMAGE, Task.AUDIO_TEXT: Modality.AUDIO}
 
 
-def trained_on(folder, task, ends=None, media=MEDIA, text=TEXT):
-    """The ids of the one sequence of a data set of one sample, as training reads it."""
+def training_sequence(folder, task, ends=None, media=MEDIA, text=TEXT):
+    """The ids of the only sequence of a dataset of one sample, as training reads it."""
     sample = TokenSample(task, np.array(media if task in PARTNERS else [], np.int32), np.array(text, np.int32))
     folder.mkdir(parents=True)
     info = write_shard(folder / "shard-00000.safetensors", [sample], VOCABULARY)
@@ -46,21 +46,21 @@ def canvas_of(task, text=None, media=None, **options):
 
 
 @pytest.mark.parametrize("task", Task)
-def test_a_known_canvas_is_what_training_reads(task, tmp_path):
+def test_a_known_canvas_is_the_training_sequence(task, tmp_path):
     canvas = canvas_of(task)
     layout = lay_out(canvas, VOCABULARY)
     assert canvas.task == task
-    assert layout.tokens.tolist() == trained_on(tmp_path / "set", task)
+    assert layout.tokens.tolist() == training_sequence(tmp_path / "set", task)
     assert layout.tokens.dtype == np.int64
     assert not layout.masked.any()
-    assert not layout.may_end.any()
+    assert not layout.allow_eos.any()
     assert not layout.hidden.any()
 
 
 @pytest.mark.parametrize("task", Task)
-def test_open_ends_are_laid_out_as_training_fills_them(task, tmp_path):
-    """Every EOS of training's open end, and nothing else, is a masked position that may end here."""
-    sequence = trained_on(tmp_path / "set", task, OpenEnds(probability=1.0, text=12, audio=16))
+def test_open_ends_are_laid_out_as_in_training(task, tmp_path):
+    """Exactly the positions of EOS in a training sequence with open ends are masked and allow EOS."""
+    sequence = training_sequence(tmp_path / "set", task, OpenEnds(probability=1.0, text=12, audio=16))
     text = open_ended(Modality.TEXT, 12, TEXT)
     media = open_ended(Modality.AUDIO, 16, MEDIA, stride=2) if task == Task.AUDIO_TEXT else None
     layout = lay_out(canvas_of(task, text, media), VOCABULARY)
@@ -68,32 +68,32 @@ def test_open_ends_are_laid_out_as_training_fills_them(task, tmp_path):
     if task == Task.AUDIO_TEXT:
         ends[VOCABULARY.eos(Modality.AUDIO)] = VOCABULARY.mask(Modality.AUDIO)
     is_end = np.isin(sequence, list(ends))
-    assert is_end.sum() > len(ends), "no end was open"
+    assert is_end.sum() > len(ends), "no open end"
     assert layout.tokens.tolist() == [ends.get(token, token) for token in sequence]
     assert layout.masked.tolist() == is_end.tolist()
-    assert layout.may_end.tolist() == is_end.tolist()
+    assert layout.allow_eos.tolist() == is_end.tolist()
 
 
-def test_an_open_end_behind_nothing_begins_after_one_token():
+def test_an_open_end_without_a_prefix_allows_eos_after_one_token():
     layout = lay_out(Canvas(open_ended(Modality.TEXT, 5)), VOCABULARY)
     mask = VOCABULARY.mask(Modality.TEXT)
     assert layout.tokens.tolist() == [VOCABULARY.task(Task.TEXT), VOCABULARY.bos(Modality.TEXT), *[mask] * 5]
-    assert layout.may_end.tolist() == [False, False, False, *[True] * 4]  # something must be said before an end
+    assert layout.allow_eos.tolist() == [False, False, False, *[True] * 4]
 
 
-# -- what is asked, said and hidden -----------------------------------------------------------------------------------
+# -- masked, unconditional and hidden positions -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", PARTNERS)
-def test_masked_positions_are_those_asked_for_and_none_may_end(task):
+def test_masked_positions_of_a_closed_span_do_not_allow_eos(task):
     holes = np.array([3, MASKED, 4, MASKED, MASKED, 9])
     layout = lay_out(canvas_of(task, media=Span(PARTNERS[task], holes)), VOCABULARY)
-    whole = lay_out(canvas_of(task), VOCABULARY)
-    expected = whole.tokens.copy()
+    complete = lay_out(canvas_of(task), VOCABULARY)
+    expected = complete.tokens.copy()
     expected[[3, 5, 6]] = VOCABULARY.mask(PARTNERS[task])
     assert layout.tokens.tolist() == expected.tolist()
     assert np.flatnonzero(layout.masked).tolist() == [3, 5, 6]
-    assert not layout.may_end.any()
+    assert not layout.allow_eos.any()
 
 
 def test_modality_of_every_position():
@@ -103,16 +103,16 @@ def test_modality_of_every_position():
         assert layout.starts == (2, 10)
 
 
-def test_only_known_text_ids_are_hidden_and_only_if_asked():
+def test_only_known_text_ids_are_hidden_and_only_with_hide_text():
     text = Span(Modality.TEXT, np.array([7, MASKED, 2]))
     for media in (masked(Modality.IMAGE, 4), open_ended(Modality.AUDIO, 9, stride=2)):
-        layout = lay_out(Canvas(text, media, hide=True), VOCABULARY)
+        layout = lay_out(Canvas(text, media, hide_text=True), VOCABULARY)
         start = layout.starts[1]
         assert np.flatnonzero(layout.hidden).tolist() == [start, start + 2]
         assert not lay_out(Canvas(text, media), VOCABULARY).hidden.any()
 
 
-def test_what_is_unsaid_is_masked_but_not_asked_for():
+def test_an_unconditional_span_is_masked_but_not_generated():
     canvas = Canvas(unconditional(Modality.TEXT, 3), Span(Modality.IMAGE, np.array([1, MASKED])))
     layout = lay_out(canvas, VOCABULARY)
     plain = lay_out(Canvas(masked(Modality.TEXT, 3), canvas.media), VOCABULARY)
@@ -121,31 +121,31 @@ def test_what_is_unsaid_is_masked_but_not_asked_for():
     assert np.flatnonzero(plain.masked).tolist() == [3, 6, 7, 8]
 
 
-# -- and back ---------------------------------------------------------------------------------------------------------
+# -- reading back -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", Task)
-def test_reading_back_a_finished_sequence(task):
+def test_read_back_fills_the_masked_positions(task):
     text = Span(Modality.TEXT, np.array([MASKED, 0, MASKED, 2]))
     media = None if task == Task.TEXT else masked(PARTNERS[task], len(MEDIA))
-    holed = canvas_of(task, text, media)
-    done = read_back(holed, lay_out(canvas_of(task), VOCABULARY).tokens, VOCABULARY)
-    assert [span.ids.tolist() for span in done.spans] == ([TEXT] if task == Task.TEXT else [MEDIA, TEXT])
-    assert [span.num_masked for span in done.spans] == [0] * len(done.spans)
-    assert lay_out(done, VOCABULARY).tokens.tolist() == lay_out(canvas_of(task), VOCABULARY).tokens.tolist()
+    with_gaps = canvas_of(task, text, media)
+    filled = read_back(with_gaps, lay_out(canvas_of(task), VOCABULARY).tokens, VOCABULARY)
+    assert [span.ids.tolist() for span in filled.spans] == ([TEXT] if task == Task.TEXT else [MEDIA, TEXT])
+    assert [span.num_masked for span in filled.spans] == [0] * len(filled.spans)
+    assert lay_out(filled, VOCABULARY).tokens.tolist() == lay_out(canvas_of(task), VOCABULARY).tokens.tolist()
 
 
-def test_what_is_unsaid_stays_so():
+def test_an_unconditional_span_stays_masked():
     canvas = Canvas(unconditional(Modality.TEXT, 2), masked(Modality.IMAGE, 1))
     tokens = lay_out(canvas, VOCABULARY).tokens.copy()
     tokens[2] = VOCABULARY.to_global(Modality.IMAGE, np.array([5]))[0]
-    done = read_back(canvas, tokens, VOCABULARY)
-    assert done.text.ids.tolist() == [MASKED, MASKED]
-    assert done.text.unconditional
-    assert done.media.ids.tolist() == [5]
+    filled = read_back(canvas, tokens, VOCABULARY)
+    assert filled.text.ids.tolist() == [MASKED, MASKED]
+    assert filled.text.unconditional
+    assert filled.media.ids.tolist() == [5]
 
 
-def test_a_special_token_among_the_results_is_not_read_as_data():
+def test_read_back_refuses_special_tokens():
     canvas = Canvas(masked(Modality.TEXT, 1))
     tokens = lay_out(canvas, VOCABULARY).tokens.copy()
     for wrong in (VOCABULARY.eos(Modality.TEXT), VOCABULARY.bos(Modality.IMAGE), VOCABULARY.mask(Modality.TEXT)):
@@ -157,7 +157,7 @@ def test_a_special_token_among_the_results_is_not_read_as_data():
 # -- spans ------------------------------------------------------------------------------------------------------------
 
 
-def test_closing_an_open_span_masks_what_is_new():
+def test_closing_an_open_span_masks_the_new_positions():
     span = open_ended(Modality.AUDIO, 20, MEDIA, stride=2)
     closed = span.closed(10)
     assert closed.ids.tolist() == [*MEDIA, *[MASKED] * 4]
@@ -166,24 +166,27 @@ def test_closing_an_open_span_masks_what_is_new():
     assert span.closed(6).ids.tolist() == MEDIA
 
 
-def test_how_short_an_open_span_can_be():
-    def shortest(given, stride):
-        return open_ended(Modality.AUDIO, 50, np.zeros(given, np.int64), stride).shortest
+def test_minimum_length_of_an_open_span():
+    def min_length(given, stride):
+        return open_ended(Modality.AUDIO, 50, np.zeros(given, np.int64), stride).min_length
 
-    assert [shortest(given, 4) for given in (0, 1, 4, 5, 8, 9)] == [4, 4, 4, 8, 8, 12]
-    assert [shortest(given, 1) for given in (0, 1, 2)] == [1, 1, 2]
+    assert [min_length(given, 4) for given in (0, 1, 4, 5, 8, 9)] == [4, 4, 4, 8, 8, 12]
+    assert [min_length(given, 1) for given in (0, 1, 2)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: open_ended(Modality.TEXT, 4, TEXT), "the text given is 4 tokens long, but the model knows text of at"),
-        (lambda: open_ended(Modality.AUDIO, 4, stride=4), "audio of at most 3 tokens, but here it would be 4 at least"),
-        (lambda: open_ended(Modality.AUDIO, 8, [1] * 5, stride=4), "audio of at most 7 tokens, but here it would be 8"),
-        (lambda: Canvas(known(Modality.IMAGE, MEDIA)), "a canvas takes a text"),
-        (lambda: Canvas(known(Modality.TEXT, TEXT), known(Modality.TEXT, TEXT)), "a canvas takes a text"),
-        (lambda: lay_out(Canvas(known(Modality.TEXT, [50])), VOCABULARY), r"text token ids must lie in \[0, 50\)"),
-        (lambda: lay_out(Canvas(known(Modality.TEXT, [-2])), VOCABULARY), r"text token ids must lie in \[0, 50\)"),
+        (lambda: open_ended(Modality.AUDIO, 4, stride=4), "audio of at most 3 tokens, but this span needs at least 4"),
+        (
+            lambda: open_ended(Modality.AUDIO, 8, [1] * 5, stride=4),
+            "audio of at most 7 tokens, but this span needs at least 8",
+        ),
+        (lambda: Canvas(known(Modality.IMAGE, MEDIA)), "a canvas takes a text span"),
+        (lambda: Canvas(known(Modality.TEXT, TEXT), known(Modality.TEXT, TEXT)), "a canvas takes a text span"),
+        (lambda: lay_out(Canvas(known(Modality.TEXT, [50])), VOCABULARY), r"text token ids must be in \[0, 50\)"),
+        (lambda: lay_out(Canvas(known(Modality.TEXT, [-2])), VOCABULARY), r"text token ids must be in \[0, 50\)"),
     ],
 )
 def test_errors(make, message):

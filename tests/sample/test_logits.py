@@ -27,7 +27,7 @@ def dist(logits, temperature=1.0, top_p=1.0):
 # -- guidance and constraints -----------------------------------------------------------------------------------------
 
 
-def test_guidance_goes_from_the_unconditional_through_the_conditional():
+def test_guidance_extrapolates_from_the_unconditional_logits():
     cond, uncond = random_logits(4, 6, seed=1), random_logits(4, 6, seed=2)
     a, b = cond.numpy().astype(np.float64), uncond.numpy().astype(np.float64)
     assert apply_cfg(cond.double(), uncond.double(), 3.0).numpy() == pytest.approx(3 * a - 2 * b, abs=1e-12)
@@ -35,23 +35,22 @@ def test_guidance_goes_from_the_unconditional_through_the_conditional():
     assert (apply_cfg(cond, uncond, 0.0).numpy() == b).all()
 
 
-def test_scale_one_is_the_conditional_to_the_bit():
+def test_scale_one_returns_the_conditional_logits_bit_for_bit():
     cond, uncond = random_logits(4, 6, seed=1), torch.full((4, 6), 1e30)
     assert torch.equal(apply_cfg(cond, uncond, 1.0), cond)
 
 
-def test_bos_never_stands_anywhere_and_eos_only_where_allowed():
+def test_bos_is_never_allowed_and_eos_only_where_told():
     logits = torch.zeros(3, 6)
     logits[:, -2:] = 100.0
     allowed = torch.tensor([True, False, True])
-    made = mask_specials(logits, allowed)
-    probabilities = dist(made)
+    probabilities = dist(mask_specials(logits, allowed))
     assert (probabilities[:, -2] == 0).all()
     assert (probabilities[:, -1] > 0.99).tolist() == allowed.tolist()
     assert probabilities[1, :4].tolist() == [0.25] * 4
 
 
-# -- laws -------------------------------------------------------------------------------------------------------------
+# -- distributions ----------------------------------------------------------------------------------------------------
 
 
 def test_temperature_divides_the_logits():
@@ -60,7 +59,7 @@ def test_temperature_divides_the_logits():
     assert dist(logits, 1.7).numpy() == pytest.approx(scaled / scaled.sum(1, keepdims=True), rel=1e-12)
 
 
-def test_temperature_zero_takes_the_first_of_the_likeliest():
+def test_temperature_zero_takes_the_first_of_the_most_probable():
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [5.0, 1.0, 2.0, 5.0]])
     assert apply_temperature_top_p(logits, 0.0).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
     assert apply_temperature_top_p(logits, 0.0, 0.3).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
@@ -74,26 +73,26 @@ def test_a_tiny_temperature_stays_finite():
 @pytest.mark.parametrize("top_p", [0.05, 0.3, 0.5, 0.8, 0.95, 0.99])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p):
     logits = random_logits(60, 5, spread=1.5)
-    plain, kept = dist(logits).numpy(), dist(logits, 1.0, top_p).numpy()
+    plain, truncated = dist(logits).numpy(), dist(logits, 1.0, top_p).numpy()
     sizes = set()
-    for whole, cut in zip(plain, kept):
+    for full, cut in zip(plain, truncated):
         reaching = [
             subset
             for size in range(1, 6)
             for subset in itertools.combinations(range(5), size)
-            if whole[list(subset)].sum() >= top_p
+            if full[list(subset)].sum() >= top_p
         ]
         smallest = min(len(subset) for subset in reaching)
-        best = max((s for s in reaching if len(s) == smallest), key=lambda s: whole[list(s)].sum())
+        best = max((s for s in reaching if len(s) == smallest), key=lambda s: full[list(s)].sum())
         assert tuple(np.nonzero(cut)[0]) == best
-        assert cut[list(best)] == pytest.approx(whole[list(best)] / whole[list(best)].sum(), rel=1e-12)
+        assert cut[list(best)] == pytest.approx(full[list(best)] / full[list(best)].sum(), rel=1e-12)
         sizes.add(smallest)
-    assert top_p == 0.05 or len(sizes) > 1, "one size fits all: nothing was tested"
+    assert top_p == 0.05 or len(sizes) > 1, "all sets have one size: nothing was tested"
 
 
-def test_the_crossing_token_is_kept_and_equals_go_by_id():
+def test_the_crossing_token_is_kept_and_ties_are_broken_by_id():
     equal = torch.zeros(1, 4)
-    assert dist(equal, 1.0, 0.5).tolist() == [[0.5, 0.5, 0, 0]]  # reaches it exactly with two
+    assert dist(equal, 1.0, 0.5).tolist() == [[0.5, 0.5, 0, 0]]  # two tokens reach it exactly
     assert dist(equal, 1.0, 0.51).numpy() == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))
     two_levels = (torch.arange(640) % 5 == 0).double()[None] * math.log(2.0)  # 128 twice as likely as the other 512
     kept = dist(two_levels, 1.0, 0.45)[0].nonzero()[:, 0].tolist()
@@ -117,47 +116,47 @@ def test_temperature_comes_before_top_p():
 
 
 def test_log_probabilities_and_entropy():
-    made = Categorical(mask_specials(torch.zeros(2, 6, dtype=torch.float64), torch.tensor([False, True])))
-    assert made.entropy.tolist() == pytest.approx([math.log(4), math.log(5)], abs=1e-15)
-    assert made.log_prob(torch.tensor([3, 5])).tolist() == pytest.approx([-math.log(4), -math.log(5)])
+    categorical = Categorical(mask_specials(torch.zeros(2, 6, dtype=torch.float64), torch.tensor([False, True])))
+    assert categorical.entropy.tolist() == pytest.approx([math.log(4), math.log(5)], abs=1e-15)
+    assert categorical.log_prob(torch.tensor([3, 5])).tolist() == pytest.approx([-math.log(4), -math.log(5)])
     logits = random_logits(8, 9)
     scaled = np.exp(logits.numpy().astype(np.float64))
     true = scaled / scaled.sum(1, keepdims=True)
     for dtype, error in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-        made = Categorical(logits.to(dtype, copy=True))
+        categorical = Categorical(logits.to(dtype, copy=True))
         for column in range(9):
-            found = made.log_prob(torch.full((8,), column)).numpy()
-            assert found == pytest.approx(np.log(true[:, column]), abs=error)
-        assert made.entropy.numpy() == pytest.approx(-(true * np.log(true)).sum(1), abs=error)
-        assert made.entropy.dtype == torch.float64
+            log_prob = categorical.log_prob(torch.full((8,), column)).numpy()
+            assert log_prob == pytest.approx(np.log(true[:, column]), abs=error)
+        assert categorical.entropy.numpy() == pytest.approx(-(true * np.log(true)).sum(1), abs=error)
+        assert categorical.entropy.dtype == torch.float64
     assert Categorical(torch.tensor([[0.0, -math.inf, -math.inf]])).entropy.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.3])
 @pytest.mark.parametrize("columns", [5, 256, 257, 700])
-def test_a_law_of_float32_draws_what_one_of_float64_does(temperature, columns):
-    """All but a hair of the uniform numbers fall between the same columns; log-probabilities agree to 1e-6."""
+def test_float32_logits_draw_the_same_tokens_as_float64(temperature, columns):
+    """All but very few draws are the same; log-probabilities agree to 2e-6."""
     rows = 4000
     logits = random_logits(rows, columns)
     uniform = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     true = dist(logits, temperature).cumsum(1)
     expected = (true <= uniform[:, None]).sum(1).clamp(max=columns - 1)
-    made = Categorical(logits.clone())
-    drawn = made.draw(uniform, temperature)
+    categorical = Categorical(logits.clone())
+    drawn = categorical.draw(uniform, temperature)
     assert (drawn != expected).sum() <= 2
     log_prob = dist(logits).gather(1, drawn[:, None])[:, 0].log()
-    assert made.log_prob(drawn).numpy() == pytest.approx(log_prob.numpy(), abs=2e-6)
+    assert categorical.log_prob(drawn).numpy() == pytest.approx(log_prob.numpy(), abs=2e-6)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: apply_temperature_top_p(x, -0.1), "temperature must be 0 or more"),
-        (lambda x: apply_temperature_top_p(x, math.nan), "temperature must be 0 or more"),
-        (lambda x: apply_temperature_top_p(x, math.inf), "temperature must be 0 or more"),
-        (lambda x: apply_temperature_top_p(x, 1.0, 1.1), "top_p must lie between 0 and 1"),
-        (lambda x: apply_temperature_top_p(x, 1.0, math.nan), "top_p must lie between 0 and 1"),
-        (lambda x: apply_cfg(x, x, math.nan), "guidance scale must be a finite number"),
+        (lambda x: apply_temperature_top_p(x, -0.1), "temperature must be a number of at least 0"),
+        (lambda x: apply_temperature_top_p(x, math.nan), "temperature must be a number of at least 0"),
+        (lambda x: apply_temperature_top_p(x, math.inf), "temperature must be a number of at least 0"),
+        (lambda x: apply_temperature_top_p(x, 1.0, 1.1), "top_p must be a number between 0 and 1"),
+        (lambda x: apply_temperature_top_p(x, 1.0, math.nan), "top_p must be a number between 0 and 1"),
+        (lambda x: apply_cfg(x, x, math.nan), "guidance_scale must be a finite number"),
     ],
 )
 def test_bad_arguments(call, message):
@@ -168,7 +167,7 @@ def test_bad_arguments(call, message):
 # -- the draw ---------------------------------------------------------------------------------------------------------
 
 
-def test_evenly_spread_numbers_give_each_token_its_share():
+def test_evenly_spaced_numbers_draw_each_token_by_its_probability():
     shares = torch.tensor([0.125, 0.0, 0.5, 0.25, 0.125, 0.0])
     numbers = (torch.arange(1024, dtype=torch.float64) + 0.5) / 1024
     drawn = draw(shares.expand(1024, 6), numbers)
@@ -178,8 +177,8 @@ def test_evenly_spread_numbers_give_each_token_its_share():
 
 
 @pytest.mark.parametrize(("rows", "columns", "share"), [(4000, 9, 0.4), (1000, 600, 0.004)])
-def test_no_token_of_probability_zero_is_ever_drawn(rows, columns, share):
-    """Also where whole blocks of columns have none."""
+def test_a_token_of_probability_zero_is_never_drawn(rows, columns, share):
+    """Not even where all columns of a block have probability zero."""
     generator = torch.Generator().manual_seed(0)
     given = torch.rand(rows, columns, generator=generator, dtype=torch.float64) ** 4
     given *= torch.rand(rows, columns, generator=generator) < share
@@ -198,18 +197,18 @@ def test_no_token_of_probability_zero_is_ever_drawn(rows, columns, share):
             assert (drawn == last).all()
 
 
-def test_rare_tokens_are_drawn_as_often_as_they_should():
-    """In float32 the step of the cumulative sum near 1 is 6e-8: this token would come up 0 or 6 times as often."""
+def test_rare_tokens_are_drawn_at_the_right_rate():
+    """In float32 the step of the cumulative sum near 1 is 6e-8: this token would never come or 6 times too often."""
     given = torch.tensor([[1 - 1e-8, 1e-8]], dtype=torch.float64)
     number = torch.tensor([1 - 1e-8 - 1e-12, 1 - 1e-8 + 1e-12], dtype=torch.float64)
     assert draw(given.expand(2, 2), number).tolist() == [0, 1]
 
 
-# -- company ----------------------------------------------------------------------------------------------------------
+# -- independence of the batch ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(33, 5), (33, 1026), (7, 40_001)])
-def test_a_row_gives_the_same_bits_alone_and_in_company(threads, rows, columns):
+def test_a_row_gives_the_same_bits_in_any_batch(threads, rows, columns):
     cond, uncond = random_logits(rows, columns, seed=3), random_logits(rows, columns, seed=4)
     allowed = torch.arange(rows) % 2 == 0
     numbers = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
@@ -217,17 +216,17 @@ def test_a_row_gives_the_same_bits_alone_and_in_company(threads, rows, columns):
     def everything(which):
         logits = mask_specials(apply_cfg(cond[which], uncond[which], 2.3), allowed[which])
         weights = apply_temperature_top_p(logits, 1.2, 0.9)
-        made = Categorical(logits.clone())
-        drawn = made.draw(numbers[which])
-        return logits, weights, draw(weights, numbers[which]), drawn, made.log_prob(drawn), made.entropy
+        categorical = Categorical(logits.clone())
+        drawn = categorical.draw(numbers[which])
+        return logits, weights, draw(weights, numbers[which]), drawn, categorical.log_prob(drawn), categorical.entropy
 
-    whole = everything(slice(None))
+    together = everything(slice(None))
     for which in [[i] for i in range(rows)] + [[5, 2, 6], [1, 0, 3, 4]]:
-        for part, all_rows in zip(everything(which), whole):
+        for part, all_rows in zip(everything(which), together):
             assert torch.equal(part, all_rows[which])
 
 
-def test_no_rows_at_all():
+def test_zero_rows():
     logits = mask_specials(apply_cfg(torch.zeros(0, 5), torch.zeros(0, 5), 3.0), torch.zeros(0, dtype=torch.bool))
     assert draw(apply_temperature_top_p(logits, 1.0, 0.9), torch.zeros(0, dtype=torch.float64)).shape == (0,)
     assert apply_temperature_top_p(logits, 0.0).shape == (0, 5)

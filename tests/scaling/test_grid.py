@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from triptych.errors import UserError
-from triptych.model.count import flops, parameters
+from triptych.model.flops import count_parameters, flops
 from triptych.recipes import family_of, recipe
 from triptych.recipes.proxy import by_module, of_width
 from triptych.scaling.family import Family, family_for
@@ -15,7 +15,7 @@ from triptych.scaling.law import JOINT, Law
 from triptych.scaling.optimal import Frontier
 from triptych.scaling.published import CHINCHILLA, PAPER
 from triptych.scaling.queue import planned, read_grid, write_grid
-from triptych.training.config import override
+from triptych.utils.config import override
 from triptych.vocab import paper_vocabulary
 
 VOCABULARY = paper_vocabulary()
@@ -31,7 +31,7 @@ def test_the_paper_s_grid() -> None:
     for cell in cells:
         model = cell.config.model
         assert model.width == 128 * model.num_layers
-        assert parameters(model, VOCABULARY).blocks == cell.N
+        assert count_parameters(model, VOCABULARY).blocks == cell.N
         assert pytest.approx(cell.D * flops(model, VOCABULARY, LENGTHS.context).training) == cell.C
         assert pytest.approx(cell.budget, rel=0.002) == cell.C  # steps are whole
         assert 1 <= cell.tokens_per_parameter <= 2000

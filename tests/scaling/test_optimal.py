@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.errors import UserError
-from triptych.model.count import flops, parameters
+from triptych.model.flops import count_parameters, flops
 from triptych.recipes.paper import fixed_aspect
 from triptych.scaling.law import ADDITIVE, JOINT, Law
 from triptych.scaling.optimal import SIX_N, FlopsPerToken, Frontier, line_search
@@ -93,7 +93,7 @@ def test_three_parts_are_the_exact_count_of_a_family() -> None:
 
     def counted(layers: int) -> tuple[float, float]:
         model = fixed_aspect(layers).model
-        return float(parameters(model, vocabulary).blocks), flops(model, vocabulary, context).training
+        return float(count_parameters(model, vocabulary).blocks), flops(model, vocabulary, context).training
 
     found = FlopsPerToken.through(*zip(*(counted(layers) for layers in range(2, 60, 3))))
     for layers in (4, 9, 24, 50):

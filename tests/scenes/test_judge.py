@@ -3,40 +3,41 @@ import pytest
 from PIL import Image, ImageFilter
 
 from triptych.scenes.grammar import CATEGORIES, COLOURS, ObjectGroup, Scene, sample_scene
-from triptych.scenes.image import PICTURE, Placed, draw, picture, place
-from triptych.scenes.judge import describes, read, same_scene, score, shows, tells
-from triptych.scenes.sprites import LOOKS, SIZE
+from triptych.scenes.image import IMAGE_SIZE, PlacedObject, draw, place, scene_image
+from triptych.scenes.judge import caption_is_right, caption_is_true, detect, matches, score_images
+from triptych.scenes.sprites import APPEARANCES, SPRITE_SIZE
 
 
-def drawn(count, seed=0):
+def scenes_and_images(count, seed=0):
     rng = np.random.default_rng(seed)
     scenes = [sample_scene(rng) for _ in range(count)]
-    return scenes, [picture(scene, rng) for scene in scenes]
+    return scenes, [scene_image(scene, rng) for scene in scenes]
 
 
-def test_true_pictures_score_at_least_99_percent_in_every_category():
-    scenes, pictures = drawn(400)
-    scores = score(pictures, scenes)
+def test_reference_images_score_at_least_99_percent_in_every_category():
+    scenes, images = scenes_and_images(400)
+    scores = score_images(images, scenes)
     assert set(scores) == {*CATEGORIES, "overall"}
     assert min(scores.values()) >= 0.99
 
 
-def test_every_look_is_read_where_it_stands():
+def test_every_sprite_is_detected_at_its_position():
     rng = np.random.default_rng(0)
     placed = [
-        Placed(look, *(int(v) for v in rng.integers(0, PICTURE - SIZE + 1, size=2))) for look in LOOKS
+        PlacedObject(appearance, *(int(v) for v in rng.integers(0, IMAGE_SIZE - SPRITE_SIZE + 1, size=2)))
+        for appearance in APPEARANCES
     ]  # at any pixel
-    for reading, thing in zip(read([draw([thing]) for thing in placed]), placed):
-        assert reading.things == (thing,)
-        assert not reading.smudged
+    for detection, item in zip(detect([draw([item]) for item in placed]), placed):
+        assert detection.objects == (item,)
+        assert not detection.has_residual
 
 
-def test_pictures_of_other_scenes_fail():
-    scenes, pictures = drawn(120)
-    readings = read(pictures)
+def test_images_of_other_scenes_fail(same_scene):
+    scenes, images = scenes_and_images(120)
+    detections = detect(images)
     wrong = [
-        shows(reading, scene)
-        for i, reading in enumerate(readings)
+        matches(detection, scene)
+        for i, detection in enumerate(detections)
         for j, scene in enumerate(scenes)
         if not same_scene(scene, scenes[i]) and i != j and scene.composition != scenes[i].composition
     ]
@@ -46,51 +47,51 @@ def test_pictures_of_other_scenes_fail():
 
 @pytest.mark.parametrize("wrong", [c for c in COLOURS if c != "red"])
 def test_a_wrong_colour_fails(wrong):
-    (reading,) = read([draw([Placed(("heart", wrong), 12, 8)])])
-    assert not shows(reading, Scene((ObjectGroup("heart", "red"),)))
-    assert shows(reading, Scene((ObjectGroup("heart", wrong),)))
+    (detection,) = detect([draw([PlacedObject(("heart", wrong), 12, 8)])])
+    assert not matches(detection, Scene((ObjectGroup("heart", "red"),)))
+    assert matches(detection, Scene((ObjectGroup("heart", wrong),)))
 
 
-def test_a_wrong_count_an_extra_thing_and_a_missing_one_fail():
-    cats = [Placed(("cat", None), 4, 4), Placed(("cat", None), 36, 4)]
-    dog = Placed(("dog", None), 36, 36)
+def test_a_wrong_count_an_extra_object_and_a_missing_one_fail():
+    cats = [PlacedObject(("cat", None), 4, 4), PlacedObject(("cat", None), 36, 4)]
+    dog = PlacedObject(("dog", None), 36, 36)
     two_cats = Scene((ObjectGroup("cat", None, 2),))
-    assert shows(read([draw(cats)])[0], two_cats)
-    assert not shows(read([draw(cats[:1])])[0], two_cats)
-    assert not shows(read([draw([*cats, dog])])[0], two_cats)
-    assert not shows(read([draw(cats)])[0], Scene((ObjectGroup("cat", None, 3),)))
-    assert not shows(read([Image.new("RGB", (64, 64), "white")])[0], two_cats)
+    assert matches(detect([draw(cats)])[0], two_cats)
+    assert not matches(detect([draw(cats[:1])])[0], two_cats)
+    assert not matches(detect([draw([*cats, dog])])[0], two_cats)
+    assert not matches(detect([draw(cats)])[0], Scene((ObjectGroup("cat", None, 3),)))
+    assert not matches(detect([Image.new("RGB", (64, 64), "white")])[0], two_cats)
 
 
-def test_a_wrong_side_fails():
-    things = [Placed(("cat", None), 4, 8), Placed(("dog", None), 36, 8)]
+def test_a_wrong_relation_fails():
+    objects = [PlacedObject(("cat", None), 4, 8), PlacedObject(("dog", None), 36, 8)]
     groups = (ObjectGroup("cat"), ObjectGroup("dog"))
-    (reading,) = read([draw(things)])
-    assert shows(reading, Scene(groups, "left of"))
-    assert shows(reading, Scene(groups))
+    (detection,) = detect([draw(objects)])
+    assert matches(detection, Scene(groups, "left of"))
+    assert matches(detection, Scene(groups))
     for relation in ("right of", "above", "below"):
-        assert not shows(reading, Scene(groups, relation))
+        assert not matches(detection, Scene(groups, relation))
 
 
-def test_a_smudge_beside_the_right_thing_fails():
-    picture = draw([Placed(("cat", None), 4, 4)])
-    assert shows(read([picture])[0], Scene((ObjectGroup("cat"),)))
-    pixels = np.asarray(picture).copy()
+def test_a_smudge_next_to_the_right_object_fails():
+    image = draw([PlacedObject(("cat", None), 4, 4)])
+    assert matches(detect([image])[0], Scene((ObjectGroup("cat"),)))
+    pixels = np.asarray(image).copy()
     pixels[40:56, 40:56] = np.random.default_rng(0).integers(0, 255, size=(16, 16, 3))
-    (reading,) = read([Image.fromarray(pixels)])
-    assert reading.smudged
-    assert not shows(reading, Scene((ObjectGroup("cat"),)))
+    (detection,) = detect([Image.fromarray(pixels)])
+    assert detection.has_residual
+    assert not matches(detection, Scene((ObjectGroup("cat"),)))
 
 
-def test_noise_and_blur_do_not_mislead():
-    scenes, pictures = drawn(60, seed=3)
+def test_noise_and_blur_are_tolerated():
+    scenes, images = scenes_and_images(60, seed=3)
     rng = np.random.default_rng(0)
     noisy = [
         Image.fromarray(np.clip(np.asarray(p) + rng.normal(0, 20, (64, 64, 3)), 0, 255).astype(np.uint8))
-        for p in pictures
+        for p in images
     ]
-    assert score(noisy, scenes)["overall"] >= 0.98
-    assert score([p.filter(ImageFilter.GaussianBlur(0.8)) for p in pictures], scenes)["overall"] >= 0.98
+    assert score_images(noisy, scenes)["overall"] >= 0.98
+    assert score_images([p.filter(ImageFilter.GaussianBlur(0.8)) for p in images], scenes)["overall"] >= 0.98
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,8 @@ def test_noise_and_blur_do_not_mislead():
 )
 def test_captions_are_judged_by_meaning(text, true):
     scene = Scene((ObjectGroup("cat"), ObjectGroup("heart", "red")), "left of")
-    things = place(scene, np.random.default_rng(0))
-    assert describes(text, things) == true
-    assert tells(text, scene, things) == (true and "of" in text)  # the picture was to show a relation
-    assert tells(text, Scene(scene.groups), things) == true
+    objects = place(scene, np.random.default_rng(0))
+    assert caption_is_true(text, objects) == true
+    states_relation = "of" in text  # the scene has one, so the caption must state it
+    assert caption_is_right(text, scene, objects) == (true and states_relation)
+    assert caption_is_right(text, Scene(scene.groups), objects) == true

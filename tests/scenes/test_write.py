@@ -11,7 +11,7 @@ from triptych.scenes.write import write_scenes
 from triptych.utils.media import read_audio, read_image
 from triptych.vocab import Task
 
-pytest.importorskip("hibari", reason="the data extra, which speaks, is not installed")
+pytest.importorskip("hibari", reason="the data extra, with the speech synthesizer, is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -25,35 +25,35 @@ def members(path):
 
 
 def test_the_files_hold_the_samples(tmp_path):
-    done = list(write_scenes(tmp_path, "test", list(Task), num_samples=4, seed=0, workers=1))
-    assert sum(done) == 12
+    counts = list(write_scenes(tmp_path, "test", list(Task), num_samples=4, seed=0, workers=1))
+    assert sum(counts) == 12
     lines = (tmp_path / "test/text/00001.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == [scene_sample(Task.TEXT, "test", 3).text]
-    pictures = members(tmp_path / "test/image-text/00000.tar")
-    assert list(pictures) == [f"00000000{i}.{ending}" for i in range(3) for ending in ("png", "txt")]
+    images = members(tmp_path / "test/image-text/00000.tar")
+    assert list(images) == [f"00000000{i}.{ending}" for i in range(3) for ending in ("png", "txt")]
     expected = scene_sample(Task.IMAGE_TEXT, "test", 2)
-    assert pictures["000000002.txt"].decode() == expected.text
-    assert (np.asarray(read_image(pictures["000000002.png"])) == np.asarray(expected.image)).all()
+    assert images["000000002.txt"].decode() == expected.text
+    assert (np.asarray(read_image(images["000000002.png"])) == np.asarray(expected.image)).all()
     speech = members(tmp_path / "test/audio-text/00001.tar")
     spoken = scene_sample(Task.AUDIO_TEXT, "test", 3)
-    sound = read_audio(speech["000000003.flac"])
+    audio = read_audio(speech["000000003.flac"])
     assert speech["000000003.txt"].decode() == spoken.text
-    assert sound.rate == spoken.sound.rate
-    np.testing.assert_allclose(sound.samples, spoken.sound.samples, atol=1e-4)
+    assert audio.sample_rate == spoken.audio.sample_rate
+    np.testing.assert_allclose(audio.samples, spoken.audio.samples, atol=1e-4)
 
 
-def test_a_second_run_writes_only_what_is_missing(tmp_path):
+def test_a_second_run_writes_only_missing_files(tmp_path):
     list(write_scenes(tmp_path, "train", [Task.TEXT], 9, seed=0, workers=1))
     first, second = tmp_path / "train/text/00000.jsonl", tmp_path / "train/text/00001.jsonl"
     before = second.read_bytes()
     second.unlink()
-    first.write_text("kept as it is")
+    first.write_text("existing")
     assert list(write_scenes(tmp_path, "train", [Task.TEXT], 9, seed=0, workers=1)) == [6, 3]
     assert second.read_bytes() == before
-    assert first.read_text() == "kept as it is"
+    assert first.read_text() == "existing"
 
 
-def test_other_numbers_are_not_taken_for_the_same(tmp_path):
+def test_a_run_with_another_plan_is_refused(tmp_path):
     list(write_scenes(tmp_path, "train", [Task.TEXT], 4, seed=0, workers=1))
     for samples, seed in ((9, 0), (4, 1)):
         with pytest.raises(UserError, match=r'written with \{"samples": 4, "seed": 0\}'):

@@ -17,8 +17,9 @@ from triptych.studies.base import join
 from triptych.studies.coordinates import sizes
 from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training.config import RunConfig, override
-from triptych.transfer.per_module import table_named
+from triptych.training.config import RunConfig
+from triptych.transfer.per_module import load_multiplier_table
+from triptych.utils.config import override
 from triptych.utils.trials import TrialRecords
 
 
@@ -181,7 +182,7 @@ def test_a_search_by_module_from_command_to_figure(changes, tmp_path: Path, caps
     assert command(*words) == 0
     said = capsys.readouterr().out
     assert "found against none:" in said
-    table = table_named(str(out / "table.json"))
+    table = load_multiplier_table(str(out / "table.json"))
     assert {"embed_audio", "embed_place_text", "attn_q_norm", "unembed_norm"} <= set(table.roles)
     assert len(table.depth) == 2
     records = list(TrialRecords(out))

@@ -30,9 +30,9 @@ from triptych.studies.search_modules import (
     search_modules,
     state,
 )
-from triptych.training.config import override
-from triptych.transfer.groups import groups
-from triptych.transfer.per_module import MULTIPLIER_TABLES, Multipliers, Table, table_named
+from triptych.transfer.groups import build_param_groups
+from triptych.transfer.per_module import MULTIPLIER_TABLES, Multipliers, MultiplierTable, load_multiplier_table
+from triptych.utils.config import override
 from triptych.utils.trials import TrialRecords
 from triptych.vocab import Vocabulary
 
@@ -45,26 +45,26 @@ def searching(**changes: object) -> ModuleSearch:
     return ModuleSearch(**{"roles": ROLES, "beta1": 0.9, "beta2": 0.95, **changes})  # type: ignore[arg-type]
 
 
-def logs(table: Table) -> np.ndarray:
+def logs(table: MultiplierTable) -> np.ndarray:
     rows = [table.roles[role] for role in ROLES] + list(table.depth)
     return np.log([[getattr(row, name) for name in VALUES] for row in rows])
 
 
-def true_loss(table: Table) -> float:
+def true_loss(table: MultiplierTable) -> float:
     """Each multiplier has its own best value; without multipliers it is about 15."""
     return float(((logs(table) - TARGETS) ** 2).sum())
 
 
-def drawn(table: Table, seed: int) -> float:
+def drawn(table: MultiplierTable, seed: int) -> float:
     """Noise that is another for every table and every seed, and the same every time."""
     return float(np.random.default_rng([seed, zlib.crc32(logs(table).tobytes())]).standard_normal())
 
 
-def separable(table: Table, seed: int) -> float:
+def separable(table: MultiplierTable, seed: int) -> float:
     return true_loss(table) + NOISE * drawn(table, seed)
 
 
-def play(search: ModuleSearch, evaluate: Callable[[Table, int], float], num_rounds: int) -> tuple[State, list[dict]]:
+def play(search: ModuleSearch, evaluate: Callable[[MultiplierTable, int], float], num_rounds: int) -> tuple[State, list[dict]]:
     """The search without files."""
     records: list[dict] = []
     while len((now := state(search, records)).rounds) < num_rounds:
@@ -179,10 +179,10 @@ def test_a_search_is_a_function_of_its_records() -> None:
 class Interrupted:
     """Runs that count, and stop the process after some."""
 
-    def __init__(self, evaluate: Callable[[Table, int], float], after: int):
+    def __init__(self, evaluate: Callable[[MultiplierTable, int], float], after: int):
         self.evaluate, self.left, self.seen = evaluate, after, Counter[tuple[str, int]]()
 
-    def __call__(self, table: Table, seed: int) -> float:
+    def __call__(self, table: MultiplierTable, seed: int) -> float:
         if not self.left:
             raise KeyboardInterrupt
         self.left -= 1
@@ -243,7 +243,7 @@ def test_diverged_runs_are_never_accepted() -> None:
     """A cliff right beside the start, in a direction that otherwise pays off."""
     column, row = VALUES.index("lr"), 0
 
-    def cliff(table: Table, seed: int) -> float:
+    def cliff(table: MultiplierTable, seed: int) -> float:
         x = logs(table)
         if x[row, column] > 0.1:
             return [math.nan, math.inf][seed % 2]
@@ -273,7 +273,7 @@ def test_a_round_without_survivors_shrinks_the_region_and_a_diverged_start_is_le
 
 @pytest.mark.parametrize(
     ("betas", "start"),
-    [((0.9, 0.95), Table()), ((0.5, 0.2), Table()), ((0.9, 0.95), MULTIPLIER_TABLES["paper"])],
+    [((0.9, 0.95), MultiplierTable()), ((0.5, 0.2), MultiplierTable()), ((0.9, 0.95), MULTIPLIER_TABLES["paper"])],
 )
 def test_no_proposal_leaves_the_bounds_or_makes_a_beta_negative(betas, start) -> None:
     roles = tuple(MULTIPLIER_TABLES["paper"].roles)
@@ -325,10 +325,10 @@ def test_the_table_found_loads_back_and_a_recipe_takes_it(tmp_path: Path) -> Non
     table = search.table(search.proposals(0, search.zeros, search.radius)[0])
     path = tmp_path / "found.json"
     table.save(path)
-    assert table_named(str(path)) == table
+    assert load_multiplier_table(str(path)) == table
     run = override(nano, [f"transfer.per_module={path}"])
     assert run.transfer.table == table
-    assert len(groups(run.resolved, tagged_parameters(model))) > len(roles)
+    assert len(build_param_groups(run.resolved, tagged_parameters(model))) > len(roles)
 
     changed = replace(nano, transfer=replace(nano.transfer, multipliers={"embed": {"lr": 7.0}}))
     mine = configured(changed, table, seed=3, folder=tmp_path / "tables")
@@ -343,16 +343,16 @@ def test_a_comparison_pairs_seeds_that_no_search_has_seen(tmp_path: Path) -> Non
     found = search.table(np.clip(TARGETS, -1, 1))
     seeds = Counter[int]()
 
-    def run(table: Table, seed: int) -> float:
+    def run(table: MultiplierTable, seed: int) -> float:
         """What the seed does is the same for both, and larger than what the table does."""
         seeds[seed] += 1
         shared = np.random.default_rng(seed).normal(0, 5)
         return true_loss(table if table.roles else search.table(search.zeros)) + shared + 0.01 * np.sin(seed)
 
-    def comparison(**tables: Table) -> dict:
+    def comparison(**tables: MultiplierTable) -> dict:
         return compare(tables, run, tmp_path, num_seeds=6, report=lambda line: None)
 
-    result = comparison(none=Table(), found=found)
+    result = comparison(none=MultiplierTable(), found=found)
     truth = true_loss(search.table(search.zeros)) - true_loss(found)
     assert set(seeds.values()) == {2}
     assert len(seeds) == 6
@@ -364,14 +364,14 @@ def test_a_comparison_pairs_seeds_that_no_search_has_seen(tmp_path: Path) -> Non
     searched = {record["seed"] for record in play(search, separable, 2)[1]}
     assert not searched & set(seeds)
     # Done once, it is read and not run again; another table is another comparison.
-    assert comparison(none=Table(), found=found) == result
+    assert comparison(none=MultiplierTable(), found=found) == result
     assert sum(seeds.values()) == 12
-    comparison(none=Table(), found=search.table(search.zeros + 0.1))
+    comparison(none=MultiplierTable(), found=search.table(search.zeros + 0.1))
     assert sum(seeds.values()) == 18  # those of "none" are there
 
 
 def test_a_comparison_with_diverged_runs_says_so(tmp_path: Path) -> None:
-    tables = {"none": Table(), "found": Table({"embed": Multipliers(lr=100.0)})}
+    tables = {"none": MultiplierTable(), "found": MultiplierTable({"embed": Multipliers(lr=100.0)})}
     result = compare(tables, lambda t, seed: math.inf if t.roles else 1.0, tmp_path, 3, report=lambda line: None)
     assert (result["found"].num_diverged, result["none"].num_diverged) == (3, 0)
     assert result["found"].mean == math.inf
@@ -390,7 +390,7 @@ def test_a_comparison_with_diverged_runs_says_so(tmp_path: Path) -> None:
         ({"num_retest_seeds": 1}, "at least 2"),
         ({"beta1": 1.0}, r"\[0, 1\)"),
         ({"beta1": 0.0}, "beta below 0.01"),
-        ({"start": Table({"embed": Multipliers(alpha1=12.0)})}, "beta below 0.01"),
+        ({"start": MultiplierTable({"embed": Multipliers(alpha1=12.0)})}, "beta below 0.01"),
         ({"seed": -1}, "negative"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from triptych.cli.args import numbers, whole_numbers
+from triptych.cli.args import positive_floats, positive_ints
 from triptych.recipes.proxy import BASE_BATCH, BASE_LAYERS, BASE_STEPS, BASE_WIDTH, family, member
 from triptych.studies import batch_size, coordinates, gamma, lr_transfer
 
@@ -184,7 +184,7 @@ def _values(config) -> list[float]:
     with torch.device("meta"):
         model = Transformer(config.model, Vocabulary(text=11, image=7, audio=5))
     weight = next(tagged for tagged in tagged_parameters(model) if tagged.role == "mlp_gate")
-    found = config.resolved.of(weight)
+    found = config.resolved.hyperparameters(weight)
     return [found.lr, found.beta1, found.beta2, found.eps, found.decay, config.clip]
 
 
@@ -207,8 +207,8 @@ def test_gamma_of_a_known_law_is_found(tmp_path: Path) -> None:
 
 
 def test_lists_are_read_and_nonsense_is_refused() -> None:
-    assert whole_numbers("64,128") == [64, 128]
-    assert numbers("1e-3,2") == [0.001, 2.0]
-    for read, text in ((whole_numbers, "64,x"), (whole_numbers, "0"), (numbers, "nan"), (numbers, "-1")):
+    assert positive_ints("64,128") == [64, 128]
+    assert positive_floats("1e-3,2") == [0.001, 2.0]
+    for read, text in ((positive_ints, "64,x"), (positive_ints, "0"), (positive_floats, "nan"), (positive_floats, "-1")):
         with pytest.raises(argparse.ArgumentTypeError, match="with commas between, got"):
             read(text)

@@ -1,7 +1,7 @@
-"""MoVQGAN restated in plain torch, with the weight names of the original code, to judge the converted one.
+"""MoVQGAN in plain torch, with the weight names of the original code: the reference for the converted network.
 
-Only what inference needs: no dropout, no time embedding. Written from the paper (arXiv:2209.09002) and the structure of
-the original, sharing no code with diffusers or with us.
+Inference only: no dropout, no time embedding. Written from the paper (arXiv:2209.09002) and the structure of the
+original; shares no code with diffusers or with this package.
 """
 
 from itertools import pairwise
@@ -145,7 +145,7 @@ class Decoder(nn.Module):
             if index > 0:
                 level.upsample = Upsample(width)
             levels.append(level)
-        self.up = nn.ModuleList(levels)  # counted from the picture, walked from the latents
+        self.up = nn.ModuleList(levels)  # numbered from the image, applied from the latents
         self.norm_out, self.conv_out = norm(channels[0], latent), conv(channels[0], 3)
 
     def forward(self, latents: Tensor, codes: Tensor) -> Tensor:

@@ -1,3 +1,5 @@
+"""Resampling, and codecs of `transformers` as tokenizers: ids, batches, saving, errors."""
+
 import json
 import math
 import sys
@@ -33,10 +35,10 @@ def noise(seconds: float, rate: int = 24_000, seed: int = 0) -> Audio:
 # -- resampling -------------------------------------------------------------------------------------------------------
 
 
-def decibels_of_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Below a sine of amplitude 0.5, away from the ends."""
-    middle = slice(len(found) // 4, 3 * len(found) // 4)
-    return 10 * math.log10(np.mean((found[middle] - expected[middle]) ** 2) / 0.125)
+def decibels_of_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Error relative to a sine of amplitude 0.5, away from the ends."""
+    middle = slice(len(actual) // 4, 3 * len(actual) // 4)
+    return 10 * math.log10(np.mean((actual[middle] - expected[middle]) ** 2) / 0.125)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_tones_below_90_percent_of_the_band_survive(before, after):
     for part in (0.01, 0.3, 0.88):
         hertz = part * min(before, after) / 2
         resampled = resample(sine(hertz, before), after)
-        assert resampled.rate == after
+        assert resampled.sample_rate == after
         assert resampled.samples.dtype == np.float32
         assert len(resampled.samples) == after
         assert decibels_of_error(resampled.samples, sine(hertz, after).samples) < -85
@@ -60,7 +62,7 @@ def test_tones_above_the_band_leave_no_alias(before, after):
         assert decibels_of_error(resampled.samples, np.zeros(after)) < -80
 
 
-def test_odd_rates_and_lengths():
+def test_unusual_sample_rates_and_lengths():
     for before in (44_099, 11_127):
         assert decibels_of_error(resample(sine(1_000, before), 24_000).samples, sine(1_000, 24_000).samples) < -80
     assert decibels_of_error(resample(sine(1_000, 383_987), 24_000).samples, sine(1_000, 24_000).samples) < -70
@@ -68,8 +70,8 @@ def test_odd_rates_and_lengths():
         assert len(resample(Audio(np.zeros(length, np.float32), 44_100), 24_000).samples) == math.ceil(
             length * 80 / 147
         )
-    sound = noise(0.1)
-    assert resample(sound, 24_000) is sound
+    audio = noise(0.1)
+    assert resample(audio, 24_000) is audio
 
 
 def test_samples_stay_within_range():
@@ -134,7 +136,7 @@ def higgs() -> Codec:
             model.encode(torch.from_numpy(noise(4.0, seed=9).samples)[None, None])
         hook.remove()
         spread = seen[0].reshape(-1, seen[0].shape[-1])
-        for quantizer in model.quantizer.quantizers:  # all zero when new: put the codes where the latents are
+        for quantizer in model.quantizer.quantizers:  # all zero at first: put the codes where the latents are
             embed = quantizer.codebook.embed
             embed.copy_(spread.mean(0) + spread.std(0) * torch.randn_like(embed))
     return Codec(HiggsAudio(model))
@@ -164,9 +166,9 @@ def test_thirty_seconds_are_three_thousand_ids(higgs):
     assert ids.dtype == np.int32
     assert (higgs.vocab_size, higgs.modality) == (1_024, Modality.AUDIO)
     assert len(np.unique(ids)) > 20
-    (sound,) = higgs.decode([ids])
-    assert (len(sound.samples), sound.rate) == (720_000, 24_000)
-    assert sound.samples.dtype == np.float32
+    (audio,) = higgs.decode([ids])
+    assert (len(audio.samples), audio.sample_rate) == (720_000, 24_000)
+    assert audio.samples.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -181,9 +183,9 @@ def test_thirty_seconds_are_three_thousand_ids(higgs):
         (32_000, 16_000, 50),
     ],
 )
-def test_frames_cover_the_sound(higgs, samples, rate, frames):
-    sound = Audio(np.full(samples, 0.1, np.float32), rate)
-    (ids,) = higgs.encode([sound])
+def test_frames_cover_all_samples(higgs, samples, rate, frames):
+    audio = Audio(np.full(samples, 0.1, np.float32), rate)
+    (ids,) = higgs.encode([audio])
     assert len(ids) == 4 * frames
     assert len(higgs.decode([ids])[0].samples) == 960 * frames
 
@@ -217,15 +219,15 @@ def test_offsets_give_each_codebook_its_range(higgs):
 @pytest.mark.parametrize("name", ["higgs", "dac"])
 def test_items_do_not_depend_on_their_batch(name, request):
     codec = request.getfixturevalue(name)
-    sounds = [noise(0.31), noise(1.7, seed=1), noise(0.9, rate=16_000, seed=2)]
-    together = codec.encode(sounds)
-    for sound, ids in zip(sounds, together):
-        np.testing.assert_array_equal(codec.encode([sound])[0], ids)
+    clips = [noise(0.31), noise(1.7, seed=1), noise(0.9, rate=16_000, seed=2)]
+    together = codec.encode(clips)
+    for clip, ids in zip(clips, together):
+        np.testing.assert_array_equal(codec.encode([clip])[0], ids)
         np.testing.assert_array_equal(codec.decode([*together[:1], ids])[1].samples, codec.decode([ids])[0].samples)
 
 
 def test_dac(dac):
-    assert (dac.vocab_size, dac.network.hop) == (3_072, 320)
+    assert (dac.vocab_size, dac.network.hop_length) == (3_072, 320)
     (ids,) = dac.encode([noise(0.5)])
     assert len(ids) == math.ceil(0.5 * 75) * 3
     np.testing.assert_array_equal(ids // 1_024, np.tile([0, 1, 2], 38))
@@ -249,7 +251,7 @@ def test_saved_and_loaded(name, request, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_fingerprint_tells_codecs_apart(higgs):
+def test_different_codecs_have_different_fingerprints(higgs):
     assert Codec(higgs.network, codebooks=3).fingerprint != higgs.fingerprint
     assert Codec(higgs.network, codebook_offsets=True).fingerprint != higgs.fingerprint
 
@@ -269,10 +271,11 @@ def test_the_real_higgs_has_200_million_parameters():
         model = higgs_model_class()(higgs_config(acoustic_model_config=acoustic, semantic_model_config=None))
     assert sum(weight.numel() for weight in model.parameters()) == 200_343_777
     network = HiggsAudio(model)
-    assert (network.rate, network.hop, network.num_codebooks, network.codebook_size) == (24_000, 960, 8, 1_024)
+    assert (network.sample_rate, network.hop_length) == (24_000, 960)
+    assert (network.num_codebooks, network.codebook_size) == (8, 1_024)
 
 
-def test_no_false_torchaudio_is_left_behind(monkeypatch):
+def test_the_torchaudio_stand_in_is_removed(monkeypatch):
     from transformers.utils import is_torchaudio_available
 
     model_class = higgs_model_class()
@@ -280,7 +283,7 @@ def test_no_false_torchaudio_is_left_behind(monkeypatch):
     assert not is_torchaudio_available()
     module = sys.modules[model_class.__module__]
     assert module.torchaudio.functional.resample is _hann_resample
-    # With a real one around, ours is used all the same and the real one stays.
+    # With the real package installed, the stand-in is used all the same and the real one stays.
     real = ModuleType("torchaudio")
     monkeypatch.setitem(sys.modules, "torchaudio", real)
     monkeypatch.delitem(sys.modules, model_class.__module__)
@@ -288,10 +291,10 @@ def test_no_false_torchaudio_is_left_behind(monkeypatch):
     assert sys.modules["torchaudio"] is real
 
 
-# -- what users can get wrong -----------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_sounds_are_refused(higgs):
+def test_wrong_audio_is_refused(higgs):
     with pytest.raises(DataError, match=r"is 30\.04 s long, the limit is 30 s"):
         higgs.encode([noise(30.04)])
     for samples in (np.zeros(0), np.zeros((10, 2)), np.array([0.0, np.nan])):
@@ -300,10 +303,10 @@ def test_wrong_sounds_are_refused(higgs):
 
 
 def test_wrong_ids_are_refused(higgs):
-    with pytest.raises(UserError, match="come 4 to a frame"):
+    with pytest.raises(UserError, match=r"expected a multiple of 4 audio ids \(one per codebook\), got shape \[6\]"):
         higgs.decode([np.zeros(6, np.int32)])
     for wrong in (-1, 1_024):
-        with pytest.raises(UserError, match=r"must lie in \[0, 1024\)"):
+        with pytest.raises(UserError, match=r"must be in \[0, 1024\)"):
             higgs.decode([np.full(4, wrong)])
     assert len(higgs.decode([np.zeros(0, np.int32)])[0].samples) == 0
 
@@ -332,5 +335,5 @@ def test_incomplete_folders_are_refused(higgs, tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"kind": "higgs", "version": 1}')
     with pytest.raises(CheckpointError, match="does not describe a codec"):
         load_audio_tokenizer(tmp_path)
-    with pytest.raises(CheckpointError, match="no HiggsAudioV2TokenizerModel can be loaded"):
+    with pytest.raises(CheckpointError, match="HiggsAudioV2TokenizerModel cannot be loaded from"):
         HiggsAudio.from_pretrained(tmp_path / "nothing" / "here")

@@ -1,3 +1,5 @@
+"""Bundles: loading on first use, fingerprints, saving, names."""
+
 import json
 import subprocess
 import sys
@@ -8,14 +10,14 @@ import pytest
 from triptych.errors import CheckpointError, UserError
 from triptych.tokenizers import bundle as bundle_module
 from triptych.tokenizers.base import hash_arrays, write_spec
-from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.tokenizers.bundle import PAPER_TOKENIZERS, TokenizerBundle, vocabulary_of
 from triptych.tokenizers.text import ByteBPE
 from triptych.utils.media import Audio
-from triptych.vocab import Modality, Vocabulary
+from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 
 class Fake:
-    """Stands for an image or audio tokenizer, and counts how often it is loaded and hashed."""
+    """An image or audio tokenizer that counts how often it is loaded and hashed."""
 
     loads = 0
     hashes = 0
@@ -74,7 +76,7 @@ def test_saved_and_loaded(bundle, tmp_path):
         np.testing.assert_array_equal(loaded.text.encode(["a cat"]), bundle.text.encode(["a cat"]))
 
 
-def test_parts_are_loaded_when_used_and_once(bundle, tmp_path):
+def test_tokenizers_are_loaded_on_first_use_and_once(bundle, tmp_path):
     bundle.save(tmp_path)
     Fake.hashes = 0
     loaded = TokenizerBundle.load(tmp_path)
@@ -95,18 +97,18 @@ def test_text_work_does_not_import_torch(bundle, tmp_path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"
 
 
-def test_missing_parts_are_an_error_only_when_used(bundle, tmp_path):
+def test_missing_tokenizers_are_an_error_only_when_used(bundle, tmp_path):
     partial = TokenizerBundle(bundle.vocabulary, text=bundle.text)
     partial.save(tmp_path)
-    for some in (partial, TokenizerBundle.load(tmp_path)):
-        assert some.text.decode(some.text.encode(["a cat"])) == ["a cat"]
-        assert list(some.fingerprints) == ["text"]
-        assert Modality.IMAGE not in some
+    for one in (partial, TokenizerBundle.load(tmp_path)):
+        assert one.text.decode(one.text.encode(["a cat"])) == ["a cat"]
+        assert list(one.fingerprints) == ["text"]
+        assert Modality.IMAGE not in one
         with pytest.raises(CheckpointError, match="has no image tokenizer"):
-            _ = some.image
+            _ = one.image
 
 
-def test_tokenizers_must_fit_the_vocabulary(bundle, tmp_path):
+def test_tokenizers_must_match_the_vocabulary(bundle, tmp_path):
     with pytest.raises(CheckpointError, match="has 64 ids for image, but the tokenizer makes 63"):
         TokenizerBundle(bundle.vocabulary, image=Fake(Modality.IMAGE, 63))
     with pytest.raises(CheckpointError, match="32 ids for audio, but the tokenizer makes 32 ids for image"):
@@ -129,7 +131,7 @@ def test_verify_notices_changed_weights(bundle, tmp_path):
         changed.verify()
 
 
-def test_a_part_saved_without_fingerprint_is_hashed(bundle, tmp_path):
+def test_a_tokenizer_saved_without_fingerprint_is_hashed(bundle, tmp_path):
     bundle.save(tmp_path)
     write_spec(tmp_path / "image", "movq", size=64)
     loaded = TokenizerBundle.load(tmp_path)
@@ -137,7 +139,7 @@ def test_a_part_saved_without_fingerprint_is_hashed(bundle, tmp_path):
     assert Fake.loads == 1
 
 
-def test_saving_a_loaded_bundle_copies_files_as_they_are(bundle, tmp_path):
+def test_saving_a_loaded_bundle_copies_its_files(bundle, tmp_path):
     bundle.save(tmp_path / "a")
     (tmp_path / "a" / "image" / "note.txt").write_text("kept")
     loaded = TokenizerBundle.load(tmp_path / "a")
@@ -150,7 +152,7 @@ def test_saving_a_loaded_bundle_copies_files_as_they_are(bundle, tmp_path):
     assert TokenizerBundle.load(tmp_path / "a").fingerprints == bundle.fingerprints
 
 
-def test_names(bundle, tmp_path, monkeypatch):
+def test_built_in_bundles_have_names(bundle, tmp_path, monkeypatch):
     bundle.save(tmp_path)
     monkeypatch.setitem(bundle_module.BUILTIN_TOKENIZERS, "scenes", tmp_path)
     assert TokenizerBundle.load("scenes").fingerprints == bundle.fingerprints
@@ -160,7 +162,27 @@ def test_names(bundle, tmp_path, monkeypatch):
         TokenizerBundle.load(tmp_path / "text")
 
 
-def test_a_part_of_an_unknown_kind_is_refused(bundle, tmp_path):
+def test_a_missing_folder_is_one_line_with_the_command_that_makes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for source in (PAPER_TOKENIZERS, "elsewhere"):
+        with pytest.raises(
+            UserError, match=f"`triptych tokenizers make {source} --text .* --image .* --audio "
+        ) as caught:
+            TokenizerBundle.load(source)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_vocabulary_of_the_paper_is_known_without_its_tokenizers(bundle, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for source in (PAPER_TOKENIZERS, f"./{PAPER_TOKENIZERS}/"):
+        assert vocabulary_of(source) == paper_vocabulary()
+    with pytest.raises(UserError, match="neither a folder of tokenizers nor the name of built-in ones"):
+        vocabulary_of("tokenizers/other")
+    bundle.save(tmp_path / PAPER_TOKENIZERS)
+    assert vocabulary_of(PAPER_TOKENIZERS) == bundle.vocabulary
+
+
+def test_a_tokenizer_of_an_unknown_kind_is_refused(bundle, tmp_path):
     bundle.save(tmp_path)
     write_spec(tmp_path / "text", "mystery")
     with pytest.raises(CheckpointError, match="byte-bpe, tiktoken"):

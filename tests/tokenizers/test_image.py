@@ -1,3 +1,5 @@
+"""MoVQ as a tokenizer: shapes, batches, local encoding, saving, damaged files, pixels."""
+
 import json
 import pickle
 from pathlib import Path
@@ -16,7 +18,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 def build(resolution: int = 32, **changes) -> MoVQ:
-    """An untrained network whose codes lie where its latents are."""
+    """An untrained network whose codes are latents of noise."""
     tokenizer = MoVQ.small(resolution, **{"channels": (32, 32, 64, 64), "codes": 256, **changes})
     noise = torch.randn((16, 3, 32, 32), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -31,15 +33,15 @@ def movq() -> MoVQ:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> list[Image.Image]:
-    """Smooth ones and noise."""
+def images() -> list[Image.Image]:
+    """Smooth images and noise."""
     rng = np.random.default_rng(0)
     coarse = [Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)).resize((32, 32)) for _ in range(4)]
     return coarse + [Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)) for _ in range(5)]
 
 
-def test_shapes(movq, pictures):
-    ids = movq.encode(pictures)
+def test_shapes(movq, images):
+    ids = movq.encode(images)
     assert movq.modality == Modality.IMAGE
     assert (movq.grid, movq.tokens_per_image, movq.vocab_size) == (4, 16, 256)
     assert all(row.shape == (16,) and row.dtype == np.int32 for row in ids)
@@ -50,16 +52,16 @@ def test_shapes(movq, pictures):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_items_do_not_depend_on_their_batch(movq, pictures, batch_size):
+def test_items_do_not_depend_on_their_batch(movq, images, batch_size):
     tokenizer = MoVQ(movq.model, 32, batch_size=batch_size)
-    ids = tokenizer.encode(pictures)
-    shuffled = tokenizer.encode(pictures[::-1])[::-1]
-    alone = [tokenizer.encode([picture])[0] for picture in pictures]
+    ids = tokenizer.encode(images)
+    shuffled = tokenizer.encode(images[::-1])[::-1]
+    single = [tokenizer.encode([image])[0] for image in images]
     np.testing.assert_array_equal(ids, shuffled)
-    np.testing.assert_array_equal(ids, alone)
+    np.testing.assert_array_equal(ids, single)
     decoded = tokenizer.decode(ids)
-    for picture, row in zip(decoded, ids):
-        np.testing.assert_array_equal(np.asarray(picture), np.asarray(tokenizer.decode([row])[0]))
+    for image, row in zip(decoded, ids):
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(tokenizer.decode([row])[0]))
 
 
 def test_all_batches_have_one_size():
@@ -74,61 +76,61 @@ def test_other_sizes_are_fitted_on_white(movq):
     np.testing.assert_array_equal(movq.encode([grey]), movq.encode([Image.new("RGB", (32, 32))]))
 
 
-def test_ids_depend_on_every_part_of_the_picture(movq, pictures):
-    before = movq.encode([pictures[5]])[0]
-    changed = pictures[5].copy()
+def test_ids_depend_on_every_part_of_the_image(movq, images):
+    before = movq.encode([images[5]])[0]
+    changed = images[5].copy()
     changed.paste((255, 0, 0), (24, 24, 32, 32))
     assert movq.encode([changed])[0][-1] != before[-1]
 
 
-def test_a_local_encoder_sees_one_patch_at_a_time(pictures):
-    """Each patch gets the code it would have in any other picture and place; a usual encoder's codes move."""
+def test_a_local_encoder_sees_one_patch_at_a_time(images):
+    """A patch has the same code in any image and at any place; with a global encoder its code changes."""
     tokenizer = MoVQ(build(groups=8).model, 32, local=True)
     assert tokenizer.grid == 4
-    noise = pictures[5]
+    noise = images[5]
     patch = noise.crop((8, 16, 16, 24))
     code = tokenizer.encode([noise])[0].reshape(4, 4)[2, 1]
-    for other, place in ((pictures[0], (24, 0)), (pictures[6], (8, 16)), (Image.new("RGB", (32, 32)), (0, 8))):
+    for other, place in ((images[0], (24, 0)), (images[6], (8, 16)), (Image.new("RGB", (32, 32)), (0, 8))):
         changed = other.copy()
         changed.paste(patch, place)
         assert tokenizer.encode([changed])[0].reshape(4, 4)[place[1] // 8, place[0] // 8] == code
     rest = noise.copy()
     rest.paste((255, 0, 0), (0, 0, 8, 8))
-    before, after = (tokenizer.encode([picture])[0] for picture in (noise, rest))
+    before, after = (tokenizer.encode([image])[0] for image in (noise, rest))
     assert (before[1:] == after[1:]).all()
-    whole = MoVQ(tokenizer.model, 32)
-    assert (whole.encode([noise])[0][1:] != whole.encode([rest])[0][1:]).any()
+    not_local = MoVQ(tokenizer.model, 32)
+    assert (not_local.encode([noise])[0][1:] != not_local.encode([rest])[0][1:]).any()
 
 
-def test_a_local_tokenizer_needs_norms_that_leave_something(movq):
-    with pytest.raises(UserError, match="4 channels to a group"):
+def test_a_local_tokenizer_needs_wide_norm_groups(movq):
+    with pytest.raises(UserError, match="4 channels per group"):
         MoVQ(movq.model, 32, local=True)
 
 
-def test_a_local_tokenizer_stays_local(pictures, tmp_path):
+def test_a_saved_local_tokenizer_stays_local(images, tmp_path):
     tokenizer = MoVQ(build(groups=8).model, 32, local=True)
     tokenizer.save(tmp_path)
     loaded = load_image_tokenizer(tmp_path)
     assert loaded.local
     assert loaded.fingerprint == tokenizer.fingerprint != MoVQ(tokenizer.model, 32).fingerprint
-    np.testing.assert_array_equal(loaded.encode(pictures), tokenizer.encode(pictures))
+    np.testing.assert_array_equal(loaded.encode(images), tokenizer.encode(images))
 
 
-def test_saved_and_loaded(movq, pictures, tmp_path):
+def test_saved_and_loaded(movq, images, tmp_path):
     movq.save(tmp_path)
     loaded = load_image_tokenizer(tmp_path)
     assert loaded.fingerprint == movq.fingerprint
     assert json.loads((tmp_path / "tokenizer.json").read_text())["fingerprint"] == movq.fingerprint
-    np.testing.assert_array_equal(loaded.encode(pictures), movq.encode(pictures))
+    np.testing.assert_array_equal(loaded.encode(images), movq.encode(images))
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".safetensors")]
 
 
-def test_diffusers_reads_what_we_save(movq, tmp_path):
+def test_diffusers_reads_saved_tokenizers(movq, tmp_path):
     from diffusers import VQModel
 
     movq.save(tmp_path)
-    theirs = VQModel.from_pretrained(tmp_path, use_safetensors=True, low_cpu_mem_usage=False)
-    assert MoVQ(theirs, 32).fingerprint == movq.fingerprint
+    loaded = VQModel.from_pretrained(tmp_path, use_safetensors=True, low_cpu_mem_usage=False)
+    assert MoVQ(loaded, 32).fingerprint == movq.fingerprint
 
 
 def test_half_precision_is_half_the_size_and_another_tokenizer(movq, tmp_path):
@@ -142,7 +144,7 @@ def test_half_precision_is_half_the_size_and_another_tokenizer(movq, tmp_path):
     assert loaded.fingerprint != movq.fingerprint
 
 
-def test_the_fingerprint_tells_tokenizers_apart(movq):
+def test_different_tokenizers_have_different_fingerprints(movq):
     assert build().fingerprint == movq.fingerprint
     assert build(resolution=64).fingerprint != movq.fingerprint
     assert build(seed=1).fingerprint != movq.fingerprint
@@ -151,7 +153,7 @@ def test_the_fingerprint_tells_tokenizers_apart(movq):
     assert changed.fingerprint != movq.fingerprint
 
 
-def test_building_a_small_one_leaves_the_random_state_alone():
+def test_building_a_small_movq_leaves_the_random_state_unchanged():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -170,14 +172,14 @@ def test_parameters_of_the_published_sizes(size, parameters):
     assert (tokenizer.tokens_per_image, tokenizer.vocab_size) == (1_024, 16_384)
 
 
-# -- what users can get wrong -----------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_wrong_ids_are_refused(movq):
-    with pytest.raises(UserError, match="a picture has 16 tokens"):
+    with pytest.raises(UserError, match="an image has 16 tokens"):
         movq.decode([np.zeros(15, np.int32)])
     for wrong in (-1, 256):
-        with pytest.raises(UserError, match=r"must lie in \[0, 256\)"):
+        with pytest.raises(UserError, match=r"must be in \[0, 256\)"):
             movq.decode([np.full(16, wrong)])
 
 
@@ -217,14 +219,14 @@ def test_a_checkpoint_with_code_is_refused_and_nothing_runs(tmp_path, as_pickle)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 nor a zip"])
-def test_files_that_are_no_checkpoint_are_refused(tmp_path, content):
+def test_files_that_are_not_checkpoints_are_refused(tmp_path, content):
     (tmp_path / "x.ckpt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"x\.ckpt") as caught:
         MoVQ.from_sber(tmp_path / "x.ckpt")
     assert "\n" not in str(caught.value)
 
 
-def test_missing_and_cut_off_checkpoints_are_refused(tmp_path):
+def test_missing_and_truncated_checkpoints_are_refused(tmp_path):
     path = tmp_path / "movq.ckpt"
     with pytest.raises(CheckpointError, match=r"movq\.ckpt cannot be read"):
         MoVQ.from_sber(path)

@@ -1,4 +1,4 @@
-"""The converted network against a restatement of the original one."""
+"""The converted network against an independent implementation of the original."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from triptych.tokenizers.pixels import to_pixels
 SHAPES = [([32, 64], 2), ([32, 64, 32], 1), ([32, 64, 64, 128], 1), ([32, 32, 64, 64, 32], 1)]
 
 
-def noise_pictures(count: int, size: int) -> list[Image.Image]:
+def noise_images(count: int, size: int) -> list[Image.Image]:
     rng = np.random.default_rng(0)
     return [Image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8)) for _ in range(count)]
 
@@ -26,12 +26,12 @@ def saved(tmp_path, content, **options):
 
 @pytest.mark.parametrize(("channels", "layers"), SHAPES)
 @torch.no_grad()
-def test_same_codes_and_pictures_as_the_original(tmp_path, channels, layers):
+def test_same_codes_and_pixels_as_the_original(tmp_path, channels, layers):
     reference = random_reference(channels, layers=layers)
     path = saved(tmp_path, {"state_dict": original_checkpoint(reference), "global_step": 7})
     config = small_config(channels, codes=64, layers_per_block=layers)
     tokenizer = MoVQ.from_original(path, config, resolution=64)
-    images = noise_pictures(2, size=64)
+    images = noise_images(2, size=64)
 
     expected = reference.indices(torch.from_numpy(to_pixels(images)))
     assert len(expected.unique()) > 12
@@ -42,8 +42,8 @@ def test_same_codes_and_pictures_as_the_original(tmp_path, channels, layers):
     decoded = tokenizer.model.decode(latents, force_not_quantize=True).sample
     assert pixels.std() > 0.1
     assert (decoded - pixels).abs().max() < 1e-4 * pixels.abs().max().clamp(min=1)
-    for ours, theirs in zip(to_pixels(tokenizer.decode(list(expected.numpy()))), pixels.clamp(-1, 1)):
-        assert np.abs(ours - theirs.numpy()).max() < 1.01 / 127.5
+    for actual, wanted in zip(to_pixels(tokenizer.decode(list(expected.numpy()))), pixels.clamp(-1, 1)):
+        assert np.abs(actual - wanted.numpy()).max() < 1.01 / 127.5
 
 
 @pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"])
@@ -52,7 +52,7 @@ def test_a_flat_checkpoint_and_the_old_file_format(tmp_path, options):
     path = saved(tmp_path, original_checkpoint(reference), **options)
     tokenizer = MoVQ.from_original(path, small_config((32, 64), codes=64), resolution=32)
     assert torch.equal(tokenizer.model.encoder.conv_in.weight, reference.encoder.conv_in.weight)
-    path.write_bytes(b"")  # the weights do not hang on the file
+    path.write_bytes(b"")  # the weights do not depend on the file
     assert torch.isfinite(tokenizer.model.decoder.conv_in.weight).all()
 
 
@@ -67,7 +67,7 @@ def test_the_published_sizes_have_the_names_of_the_original():
             assert {name: weight.shape for name, weight in renamed.items()} == {n: w.shape for n, w in expected.items()}
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path):
+def test_weights_that_do_not_match_are_named(tmp_path):
     weights = original_checkpoint(random_reference([32, 64]))
     config = small_config((32, 64), codes=64)
 

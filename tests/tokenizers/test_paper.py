@@ -1,3 +1,5 @@
+"""A bundle of the paper's tokenizers."""
+
 import pytest
 
 from triptych.errors import CheckpointError, UserError
@@ -7,7 +9,7 @@ from triptych.tokenizers.paper import paper_bundle
 from triptych.vocab import Modality
 
 
-def test_ids_of_parts_to_come_are_kept_free(tmp_path):
+def test_ids_of_missing_tokenizers_are_reserved(tmp_path):
     MoVQ.small(16, channels=(32, 32), codes=16_384).save(tmp_path / "movq")
     bundle = paper_bundle(image=str(tmp_path / "movq"), resolution=16)
     bundle.save(tmp_path / "bundle")
@@ -19,7 +21,7 @@ def test_ids_of_parts_to_come_are_kept_free(tmp_path):
         _ = loaded.text
 
 
-def test_nothing_given_is_an_error():
+def test_at_least_one_tokenizer_is_needed():
     with pytest.raises(UserError, match="no tokenizer was given"):
         paper_bundle()
 

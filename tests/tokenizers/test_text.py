@@ -1,3 +1,5 @@
+"""Text tokenizers: exact round trips of any text, saving, damaged files."""
+
 import base64
 import hashlib
 import importlib.util
@@ -18,7 +20,7 @@ from triptych.tokenizers.text import ByteBPE, Tiktoken, load_text_tokenizer
 
 CORPUS = ["the cat sat on the mat, and the cat ate", "a red heart and a red circle", "die Katze saß auf der Matte"] * 3
 
-NASTY = [
+UNUSUAL = [
     "",
     "\0",
     "a\0b\x01\x02\x1b\x7f",
@@ -85,17 +87,22 @@ def test_round_trip_of_ten_thousand_random_strings(tokenizer):
     assert [pair for pair in zip(strings, decoded) if pair[0] != pair[1]] == []
 
 
-@pytest.mark.parametrize("string", NASTY)
-def test_round_trip_of_nasty_strings(tokenizer, string):
+@pytest.mark.parametrize("string", UNUSUAL)
+def test_round_trip_of_unusual_strings(tokenizer, string):
     (ids,) = tokenizer.encode([string])
     assert ids.dtype == np.int32
     assert ids.ndim == 1
     assert tokenizer.decode([ids]) == [string]
 
 
+def test_white_space_and_line_breaks_survive(tokenizer):
+    texts = ["a\n b", "\n\n  verse one\n\tverse two\r\n\r\n", "x = {\n    'y': 1,\n}\n", " \n \n "]
+    assert tokenizer.decode(tokenizer.encode(texts)) == texts
+
+
 def test_ids_do_not_depend_on_the_batch(tokenizer):
-    together = tokenizer.encode(NASTY)
-    alone = [tokenizer.encode([string])[0] for string in NASTY]
+    together = tokenizer.encode(UNUSUAL)
+    alone = [tokenizer.encode([string])[0] for string in UNUSUAL]
     assert all(np.array_equal(a, b) for a, b in zip(together, alone))
 
 
@@ -110,11 +117,11 @@ def test_lone_surrogates_are_refused(tokenizer):
 
 
 def test_one_text_is_not_a_list_of_texts(tokenizer):
-    with pytest.raises(UserError, match="got one text"):
+    with pytest.raises(UserError, match="got one string"):
         tokenizer.encode("abc")
 
 
-def test_bytes_that_are_no_utf8_are_replaced(tokenizer):
+def test_bytes_that_are_not_utf8_are_replaced(tokenizer):
     (ids,) = tokenizer.encode(["é"])
     assert len(ids) == 2
     assert tokenizer.decode([ids[:1], ids[::-1]]) == ["\ufffd", "\ufffd\ufffd"]
@@ -122,7 +129,7 @@ def test_bytes_that_are_no_utf8_are_replaced(tokenizer):
 
 def test_ids_out_of_range_are_refused(tokenizer):
     for wrong in (-1, tokenizer.vocab_size):
-        with pytest.raises(UserError, match=r"must lie in \[0, "):
+        with pytest.raises(UserError, match=r"must be in \[0, "):
             tokenizer.decode([np.array([0, wrong])])
 
 
@@ -137,7 +144,7 @@ def test_saved_and_loaded(tokenizer, tmp_path):
         np.testing.assert_array_equal(before, after)
 
 
-def test_importing_does_not_bring_torch():
+def test_importing_does_not_import_torch():
     code = "import sys, triptych.tokenizers.text, triptych.tokenizers.bundle; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
@@ -145,7 +152,7 @@ def test_importing_does_not_bring_torch():
 # -- byte-level BPE ---------------------------------------------------------------------------------------------------
 
 
-def test_training_finds_words(bpe):
+def test_training_merges_words(bpe):
     ids = bpe.encode(["the cat"])[0]
     assert [bpe.decode([[i]])[0] for i in ids] == ["the", " cat"]
     assert bpe.vocab_size == 300
@@ -171,7 +178,7 @@ def test_every_byte_has_an_id():
     assert plain.decode([np.array([i]) for i in unused]) == ["\ufffd"] * 13
 
 
-def test_vocabulary_below_the_bytes_is_refused():
+def test_a_vocabulary_below_256_is_refused():
     with pytest.raises(UserError, match="at least 256"):
         ByteBPE.train(CORPUS, 255)
 
@@ -197,7 +204,7 @@ def test_tiktoken_merges_by_rank():
     assert ids.tolist() == [257, 258, ord("n")]
 
 
-def test_ids_of_specials_and_holes_decode_to_nothing():
+def test_special_and_unused_ids_decode_to_nothing():
     assert small_tiktoken().decode([np.array([257, 259, 265, 279, 258])]) == ["the the"]
 
 
@@ -246,7 +253,7 @@ def test_no_network_is_one_clear_line(monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-_litellm = importlib.util.find_spec("litellm")  # finding it does not import it
+_litellm = importlib.util.find_spec("litellm")  # find_spec does not import it
 
 
 @pytest.mark.skipif(_litellm is None, reason="the real ranks file comes with the litellm wheel, which is not installed")
@@ -258,7 +265,7 @@ def test_the_real_cl100k(tmp_path, monkeypatch):
     assert Tiktoken.from_pretrained("cl100k_base").fingerprint == tokenizer.fingerprint
     official = tiktoken.get_encoding("cl100k_base")
     assert official.n_vocab == tokenizer.vocab_size
-    strings = NASTY + random_strings(2_000, seed=2)
+    strings = UNUSUAL + random_strings(2_000, seed=2)
     for string, ids in zip(strings, tokenizer.encode(strings)):
         assert ids.tolist() == official.encode_ordinary(string)
     assert tokenizer.decode(tokenizer.encode(strings)) == strings

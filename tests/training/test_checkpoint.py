@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, exactly what was written or refused."""
+"""Checkpoints are complete or absent, and anything but the exact bytes that were written is refused."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import filesystem
 from train_fakes import assert_same_bits, events, run_it, tensors_of, tiny_run
 
-from triptych.cli.main import main
 from triptych.errors import CheckpointError
+from triptych.hub.export import model_of_run
 from triptych.training import checkpoint as ckpt
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
@@ -33,56 +33,56 @@ def tensors(value: float = 0.5) -> dict[str, torch.Tensor]:
 
 
 def save(folder: Path, step: int, value: float = 0.5, keep: int = 1) -> Path:
-    saver = ckpt.Saver(folder, keep)
-    assert saver.begin(step, tensors(value), {"config": {"lr": 0.1}}) == []
-    saved = saver.finish()
-    saver.close()
+    checkpointer = ckpt.AsyncCheckpointer(folder, keep)
+    assert checkpointer.save(step, tensors(value), {"config": {"lr": 0.1}}) == []
+    saved = checkpointer.wait()
+    checkpointer.close()
     if saved.path is None:
         raise OSError(saved.problem)
     return saved.path
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+def test_a_checkpoint_loads_what_was_saved(tmp_path: Path) -> None:
     path = save(tmp_path / "new" / "checkpoints", 7)
     assert path.name == "step-00000007"
-    found, written = ckpt.load(path), tensors()
-    assert (found.step, found.state) == (7, {"config": {"lr": 0.1}})
-    assert found.tensors.keys() == written.keys()
-    assert all(torch.equal(found.tensors[name], written[name]) for name in written)
-    assert found.part("model").keys() == {"a", "b"}
+    loaded, written = ckpt.load(path), tensors()
+    assert (loaded.step, loaded.state) == (7, {"config": {"lr": 0.1}})
+    assert loaded.tensors.keys() == written.keys()
+    assert all(torch.equal(loaded.tensors[name], written[name]) for name in written)
+    assert loaded.part("model").keys() == {"a", "b"}
     assert ckpt.load(path, "model").part("optimizer") == {}
 
 
-def test_what_changes_while_it_is_written_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saving takes a copy: the next steps may begin at once."""
-    single_pass, changing = threading.Event(), tensors()
+def test_changes_during_a_save_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save copies the tensors, so training can continue immediately."""
+    released, changing = threading.Event(), tensors()
     write = filesystem._write_files_from_queue
-    monkeypatch.setattr(filesystem, "_write_files_from_queue", lambda **given: single_pass.wait(30) and write(**given))
-    saver = ckpt.Saver(tmp_path, keep=1)
-    saver.begin(1, changing, {})
+    monkeypatch.setattr(filesystem, "_write_files_from_queue", lambda **given: released.wait(30) and write(**given))
+    checkpointer = ckpt.AsyncCheckpointer(tmp_path, keep=1)
+    checkpointer.save(1, changing, {})
     for tensor in changing.values():
         tensor.zero_()
-    assert saver.is_busy
-    assert not saver.is_done
+    assert checkpointer.is_saving
+    assert not checkpointer.is_done
     assert ckpt.list_checkpoints(tmp_path) == []
-    single_pass.set()
-    saved = saver.finish()
+    released.set()
+    saved = checkpointer.wait()
     assert saved.path is not None
-    found = ckpt.load(saved.path).tensors
-    assert all(torch.equal(found[name], value) for name, value in tensors().items())
+    loaded = ckpt.load(saved.path).tensors
+    assert all(torch.equal(loaded[name], value) for name, value in tensors().items())
 
 
-def test_a_save_that_is_due_waits_for_the_one_before(tmp_path: Path) -> None:
-    saver = ckpt.Saver(tmp_path, keep=5)
-    assert saver.begin(1, tensors(0.25), {}) == []
-    (first,) = saver.begin(2, tensors(0.5), {})
+def test_a_save_waits_for_the_previous_one(tmp_path: Path) -> None:
+    checkpointer = ckpt.AsyncCheckpointer(tmp_path, keep=5)
+    assert checkpointer.save(1, tensors(0.25), {}) == []
+    (first,) = checkpointer.save(2, tensors(0.5), {})
     assert first.path == tmp_path / "step-00000001"
-    assert saver.finish().path == tmp_path / "step-00000002"
+    assert checkpointer.wait().path == tmp_path / "step-00000002"
     assert [float(ckpt.load(path).tensors["model/a"][0]) for path in ckpt.list_checkpoints(tmp_path)] == [0.25, 0.5]
 
 
-def test_the_format_of_a_checkpoint_stays(world: Path, tmp_path: Path) -> None:
-    """Runs that were started with older versions go on."""
+def test_the_checkpoint_format_does_not_change(world: Path, tmp_path: Path) -> None:
+    """Runs of older versions must resume."""
     run = run_it(tiny_run(world, validation_data=()), tmp_path, stop_after=1)
     (path,) = ckpt.list_checkpoints(tmp_path / "checkpoints")
     assert sorted(each.name for each in path.iterdir()) == ["manifest.json", SHARD, "state.json"]
@@ -91,14 +91,14 @@ def test_the_format_of_a_checkpoint_stays(world: Path, tmp_path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     assert (manifest["format"], manifest["version"]) == ("triptych-checkpoint", 2)
     assert sorted(manifest["sha256"]) == [SHARD, "state.json"]
-    found = ckpt.load(path)
-    names = {name for name, _ in run.model.named_parameters()}
-    assert found.part("model").keys() == found.part("ema").keys() == names
-    assert found.part("optimizer").keys() == {
+    loaded = ckpt.load(path)
+    names = {name for name, _ in run.state.model.named_parameters()}
+    assert loaded.part("model").keys() == loaded.part("ema").keys() == names
+    assert loaded.part("optimizer").keys() == {
         f"{name}/{k}" for name in names for k in ("step", "exp_avg", "exp_avg_sq")
     }
     for name, value in tensors_of(run).items():
-        assert torch.equal(found.tensors[name], value)
+        assert torch.equal(loaded.tensors[name], value)
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_the_format_of_a_checkpoint_stays(world: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bit", [0, 6])
 @pytest.mark.parametrize("name", [SHARD, "state.json"])
-def test_a_flipped_bit_is_found(name: str, bit: int, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected(name: str, bit: int, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     content = (path / name).read_bytes()
     for place in (0, len(content) // 2, len(content) - 1):
@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_found(name: str, bit: int, tmp_path: Path) -> None:
         assert caught.value.exit_code == 4
 
 
-def test_every_damaged_byte_of_the_manifest_is_found(tmp_path: Path) -> None:
+def test_every_damaged_byte_of_the_manifest_is_detected(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     manifest = path / "manifest.json"
     content = manifest.read_bytes()
@@ -133,22 +133,22 @@ def test_every_damaged_byte_of_the_manifest_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [SHARD, "state.json", "manifest.json"])
-def test_a_missing_or_cut_file_is_found(name: str, tmp_path: Path) -> None:
+def test_a_missing_or_truncated_file_is_detected(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError):
         ckpt.load(path)
     (path / name).unlink()
-    with pytest.raises(CheckpointError, match="is not a whole checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         ckpt.load(path)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "1", '{"version": 2, "sha256": 3}', '{"version": 2, "sha256": {}}'])
-def test_a_manifest_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+def test_an_invalid_manifest_is_refused(text: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     (path / "manifest.json").write_text(text)
-    with pytest.raises(CheckpointError, match="is not a whole checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         ckpt.load(path)
 
 
@@ -158,49 +158,51 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_checkpoint_is_not_exported(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_not_exported(world: Path, tmp_path: Path) -> None:
     run_it(tiny_run(world, validation_data=()), tmp_path, stop_after=1)
     shard = next(tmp_path.glob("checkpoints/step-*/shard*"))
     damage(shard)
     before = sorted(tmp_path.rglob("*"))
-    assert main(["export", str(tmp_path), "--out", str(tmp_path / "model")]) == 4
-    assert f"{shard} is damaged" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=f"{shard} is damaged"):
+        model_of_run(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("what", ["a file more", "a link", "no tensor", "another shape"])
-def test_what_was_not_written_by_us_is_refused(what: str, world: Path, tmp_path: Path) -> None:
-    """Also where the manifest was made to fit."""
+@pytest.mark.parametrize("what", ["extra file", "link", "missing tensor", "another shape"])
+def test_foreign_content_is_refused(what: str, world: Path, tmp_path: Path) -> None:
+    """Even if the manifest was changed to match."""
     config = tiny_run(world, validation_data=())
     run_it(config, tmp_path, stop_after=1)
     (path,) = ckpt.list_checkpoints(tmp_path / "checkpoints")
-    if what == "a file more":
+    if what == "extra file":
         (path / ".metadata").write_bytes(pickle.dumps({}))  # DCP's own form of a checkpoint would unpickle it
-    elif what == "a link":
+    elif what == "link":
         shutil.copy(path / SHARD, tmp_path / "elsewhere")
         (path / SHARD).unlink()
         (path / SHARD).symlink_to(tmp_path / "elsewhere")
     else:
-        found = load_file(path / SHARD)
+        loaded = load_file(path / SHARD)
         with safe_open(path / SHARD, "pt") as file:
             about = file.metadata()
         name = "model/norm.weight"
-        found = {**found, name: torch.ones(3)} if what == "another shape" else {k: found[k] for k in found if k != name}
-        save_file(found, path / SHARD, about)
+        loaded = (
+            {**loaded, name: torch.ones(3)} if what == "another shape" else {k: loaded[k] for k in loaded if k != name}
+        )
+        save_file(loaded, path / SHARD, about)
         manifest = json.loads((path / "manifest.json").read_text())
         manifest["sha256"][SHARD] = ckpt.sha256(path / SHARD)
         (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError) as caught:
         run_it(config, tmp_path)
-    assert {"a file more": "with .metadata", "a link": "is damaged"}.get(what, "does not fit this run") in str(
+    assert {"extra file": "unexpected .metadata", "link": "is damaged"}.get(what, "does not fit this run") in str(
         caught.value
     )
 
 
-# -- what is found at the beginning of a run --------------------------------------------------------------------------
+# -- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(world: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_renamed_and_the_previous_one_is_used(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, save_every=2, keep_last_checkpoints=3)
     whole = run_it(config, tmp_path / "whole")
     run_it(config, tmp_path / "damaged", stop_after=5)
@@ -214,35 +216,33 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(world: Pat
     notes = [event["text"] for event in events(tmp_path / "damaged", "note")]
     assert "step-00000005" in notes[0]
     assert "is damaged" in notes[0]
-    assert "set aside as bad-step-00000004" in notes[1]
+    assert "renamed to bad-step-00000004" in notes[1]
 
 
-def test_checkpoints_of_another_version_stay_where_they_are(world: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_is_not_touched(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, validation_data=())
     run_it(config, tmp_path, stop_after=2)
     (path,) = ckpt.list_checkpoints(tmp_path / "checkpoints")
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "version": 3}))
-    with pytest.raises(CheckpointError, match="is a checkpoint of version 3, and this software reads version 2"):
+    with pytest.raises(CheckpointError, match="is a checkpoint of version 3, but this software reads version 2"):
         run_it(config, tmp_path)
     assert path.exists()
 
 
-def test_a_file_that_cannot_be_read_now_is_no_damage(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_read_is_not_damage(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, sha256 = tiny_run(world, validation_data=()), ckpt.sha256
     run_it(config, tmp_path, stop_after=2)
     (path,) = ckpt.list_checkpoints(tmp_path / "checkpoints")
     failures = iter([True, True])
 
-    def moody(file: Path) -> str:
+    def unreliable(file: Path) -> str:
         if next(failures, False):
             raise OSError(5, "Input/output error")
         return sha256(file)
 
     monkeypatch.setattr(ckpt.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(ckpt, "sha256", moody)
+    monkeypatch.setattr(ckpt, "sha256", unreliable)
     ckpt.verify(path)
     failures = iter([True] * 100)
     with pytest.raises(CheckpointError, match=r"cannot be read \(Input/output error\)"):
@@ -250,7 +250,7 @@ def test_a_file_that_cannot_be_read_now_is_no_damage(
     assert path.exists()
 
 
-def test_checkpoints_that_are_gone_are_missed(world: Path, tmp_path: Path) -> None:
+def test_missing_checkpoints_are_an_error(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, validation_data=())
     run_it(config, tmp_path, stop_after=2)
     shutil.rmtree(tmp_path / "checkpoints")
@@ -260,21 +260,21 @@ def test_checkpoints_that_are_gone_are_missed(world: Path, tmp_path: Path) -> No
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
 
-def test_a_folder_that_the_first_rank_does_not_share_is_noticed(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_shared_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".partial-step-00000001").mkdir()
-    with pytest.raises(OSError, match="all nodes must share the folder of the run"):
+    with pytest.raises(OSError, match=r"rank 0 cannot see .*: all nodes must share the folder of the run"):
         ckpt.publish(tmp_path, tmp_path / ".partial-step-00000001", {"step": 1}, {"shard-00002-x": "0"}, 1)
     assert ckpt.list_checkpoints(tmp_path) == []
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_run_never_begins_anew_in_silence(again: bool, world: Path, tmp_path: Path) -> None:
+def test_a_run_never_restarts_silently(again: bool, world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, save_every=2)
     run_it(config, tmp_path, stop_after=4)
     for path in ckpt.list_checkpoints(tmp_path / "checkpoints"):
         (path / SHARD).write_bytes(b"")
     for _ in range(1 + again):
-        with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole") as caught:
+        with pytest.raises(CheckpointError, match=r"no checkpoint in .* is valid") as caught:
             run_it(config, tmp_path)
     assert caught.value.exit_code == 4
     assert len(list(tmp_path.glob("checkpoints/bad-*"))) == 2
@@ -283,7 +283,7 @@ def test_a_run_never_begins_anew_in_silence(again: bool, world: Path, tmp_path: 
 # -- saving -----------------------------------------------------------------------------------------------------------
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 100_000_000, 15):
         save(tmp_path, step, keep=2)
     assert [path.name for path in ckpt.list_checkpoints(tmp_path)] == ["step-00000015", "step-100000000"]
@@ -291,7 +291,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-100000001"]
 
 
-def test_unfinished_ones_are_not_seen_and_go_with_the_next(tmp_path: Path) -> None:
+def test_partial_checkpoints_are_ignored_and_deleted_by_the_next_save(tmp_path: Path) -> None:
     assert ckpt.list_checkpoints(tmp_path / "nowhere") == []
     first = save(tmp_path, 1, keep=3)
     shutil.copytree(first, tmp_path / ".partial-step-00000002")
@@ -302,7 +302,7 @@ def test_unfinished_ones_are_not_seen_and_go_with_the_next(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_kill_before_the_last_moment_leaves_the_previous_one(
+def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the same step is saved again."""
@@ -323,7 +323,7 @@ def test_a_kill_before_the_last_moment_leaves_the_previous_one(
 
 
 @pytest.mark.parametrize("place", [(ckpt, "sha256"), (ckpt, "_sync"), (filesystem, "_write_files_from_queue")])
-def test_a_failure_while_writing_leaves_the_previous_one(
+def test_a_failed_write_leaves_the_previous_checkpoint(
     place: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = save(tmp_path, 1)

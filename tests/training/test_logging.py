@@ -1,4 +1,4 @@
-"""Records: JSON lines that survive a crash, and the lines a console makes of them; TensorBoard reads the same."""
+"""Records of a run as JSON lines, and what the console and TensorBoard show of them."""
 
 import json
 import sys
@@ -15,10 +15,11 @@ from triptych.data.sequences import NO_OPEN_ENDS, OpenEnds
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer, initialise
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training.guard import FolderLock
+from triptych.training.config import PromptConfig
+from triptych.training.guard import GuardState
 from triptych.training.logging import Console, RunLog, environment, read_records
 from triptych.training.ranks import Ranks
-from triptych.training.setup import Run
+from triptych.training.state import Run, TrainState
 from triptych.training.step import build_optimizer
 
 STEP: dict[str, Any] = {
@@ -38,20 +39,20 @@ STEP: dict[str, Any] = {
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_event_is_a_line_of_json_and_is_heard(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
-    records = RunLog(tmp_path / "new" / "records.jsonl", [heard.append])
+def test_every_event_is_a_json_line_and_reaches_the_loggers(tmp_path: Path) -> None:
+    received: list[dict[str, Any]] = []
+    records = RunLog(tmp_path / "new" / "records.jsonl", [received.append])
     records("run", step=0, recipe="näno")
     records("step", step=1, loss=0.5)
     lines = (tmp_path / "new" / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == heard
-    assert [(event["kind"], event["step"]) for event in heard] == [("run", 0), ("step", 1)]
-    assert heard[0]["recipe"] == "näno"
-    assert all(event["time"] > 1.7e9 for event in heard)
+    assert [json.loads(line) for line in lines] == received
+    assert [(event["kind"], event["step"]) for event in received] == [("run", 0), ("step", 1)]
+    assert received[0]["recipe"] == "näno"
+    assert all(event["time"] > 1.7e9 for event in received)
 
 
 def strict_json(line: str) -> Any:
-    """As other programs read it: without the NaN and Infinity that only Python knows."""
+    """Standard JSON: Python's parser would also accept NaN and Infinity."""
 
     def refuse(name: str) -> None:
         raise AssertionError(name)
@@ -59,21 +60,21 @@ def strict_json(line: str) -> Any:
     return json.loads(line, parse_constant=refuse)
 
 
-def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
-    records = RunLog(tmp_path / "records.jsonl", [heard.append])
+def test_nan_and_infinities_become_null(tmp_path: Path) -> None:
+    received: list[dict[str, Any]] = []
+    records = RunLog(tmp_path / "records.jsonl", [received.append])
     records("step", step=1, loss=float("nan"), nll={"text": float("inf"), "image": 1.5}, all=[-float("inf"), 2])
     (line,) = records.path.read_text().splitlines()
-    assert strict_json(line) == heard[0]
-    assert heard[0]["loss"] is None
-    assert heard[0]["nll"] == {"text": None, "image": 1.5}
-    assert heard[0]["all"] == [None, 2]
-    records.path.write_text('{"kind": "step", "step": 1, "loss": NaN}\n')  # as it was written before
+    assert strict_json(line) == received[0]
+    assert received[0]["loss"] is None
+    assert received[0]["nll"] == {"text": None, "image": 1.5}
+    assert received[0]["all"] == [None, 2]
+    records.path.write_text('{"kind": "step", "step": 1, "loss": NaN}\n')  # as earlier versions wrote it
     records.rewind(1)
     assert strict_json(records.path.read_text())["loss"] is None
 
 
-def test_rewinding_drops_what_came_later(tmp_path: Path) -> None:
+def test_rewinding_drops_later_events(tmp_path: Path) -> None:
     records = RunLog(tmp_path / "records.jsonl", [])
     records.rewind(0)  # there is nothing yet
     for step in range(6):
@@ -87,7 +88,7 @@ def test_rewinding_drops_what_came_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 5, 30])
-def test_a_line_that_was_cut_off_is_survived(cut: int, tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_ignored(cut: int, tmp_path: Path) -> None:
     records = RunLog(tmp_path / "records.jsonl", [])
     for step in (1, 2, 3):
         records("step", step=step, loss=1.0)
@@ -100,7 +101,17 @@ def test_a_line_that_was_cut_off_is_survived(cut: int, tmp_path: Path) -> None:
     assert [event["step"] for event in read_records(records.path)] == [*[1, 2, 3][:known], 4]
 
 
-def test_the_records_of_a_run_say_what_it_depends_on(world: Path, tmp_path: Path) -> None:
+def test_records_of_earlier_versions_are_read_with_current_keys(tmp_path: Path) -> None:
+    records = RunLog(tmp_path / "records.jsonl", [])
+    records("run", step=0, config={"keep": 3, "world": "scenes", "parallel": {"watch": 9.0}, "seed": 1})
+    (event,) = read_records(records.path)
+    assert event["config"] == {"keep_last_checkpoints": 3, "parallel": {"hang_timeout": 9.0}, "seed": 1}
+    before = records.path.read_text()
+    records.rewind(0)
+    assert records.path.read_text() == before  # history is not rewritten
+
+
+def test_the_records_describe_the_run(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, num_steps=2)
     run_it(config, tmp_path, peak_flops=1e9)
     assert [event["kind"] for event in read_records(tmp_path / "records.jsonl")] == [
@@ -111,11 +122,11 @@ def test_the_records_of_a_run_say_what_it_depends_on(world: Path, tmp_path: Path
         "saved",
         "end",
     ]
-    (begin,) = events(tmp_path, "run")
-    assert begin["config"] == json.loads((tmp_path / "config.json").read_text())
-    assert begin["parameters"] == sum(p.numel() for p in Transformer(config.model, _vocabulary(config)).parameters())
-    assert begin["environment"] == environment()
-    assert begin["environment"]["torch"] == torch.__version__
+    (start,) = events(tmp_path, "run")
+    assert start["config"] == json.loads((tmp_path / "config.json").read_text())
+    assert start["parameters"] == sum(p.numel() for p in Transformer(config.model, _vocabulary(config)).parameters())
+    assert start["environment"] == environment()
+    assert start["environment"]["torch"] == torch.__version__
     for event in events(tmp_path, "step"):
         assert event["num_steps"] == 2
         assert event["tokens_per_second"] > 0
@@ -132,7 +143,7 @@ def _vocabulary(config: Any) -> Any:
 # -- the console ------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_a_line(capsys: pytest.CaptureFixture) -> None:
+def test_the_console_line_of_a_step(capsys: pytest.CaptureFixture) -> None:
     console = Console()
     console(STEP)
     console({**STEP, "mfu": None, "seconds_left": 59.6})
@@ -144,7 +155,7 @@ def test_a_step_is_a_line(capsys: pytest.CaptureFixture) -> None:
     ]
 
 
-def test_other_events_are_lines(capsys: pytest.CaptureFixture) -> None:
+def test_the_console_lines_of_other_events(capsys: pytest.CaptureFixture) -> None:
     console = Console()
     nelbo = {"image|text": {"nats_per_token": 3.21049, "margin": 0.0123, "tokens": 100}}
     console({"kind": "validation", "step": 500, "nelbo": nelbo})
@@ -162,7 +173,7 @@ def test_other_events_are_lines(capsys: pytest.CaptureFixture) -> None:
     console({"kind": "end", "step": 11_000, "seconds": 65.2})
     console({"kind": "note", "text": "well"})
     assert capsys.readouterr().err.splitlines() == [
-        "step    500  held out, nats per token: image|text 3.210 ± 0.012",
+        "step    500  validation, nats per token: image|text 3.210 ± 0.012",
         "step    500  saved runs/a/checkpoints/step-00000500",
         "nano: 1.2M parameters (0.5M without embeddings), 11,000 steps, into runs/a",
         "done: 11,000 steps in 1 min 05 s",
@@ -192,41 +203,44 @@ def test_a_skipped_step_stays_on_the_terminal(capsys: pytest.CaptureFixture, mon
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("step    120/1000  loss 2.346")
     assert lines[1:] == [
-        "step    120/1000  skipped, because not finite: loss, gradient",
-        "step    120/1000  skipped, because not finite: gradient",
+        "step    120/1000  skipped, not finite: loss, gradient",
+        "step    120/1000  skipped, not finite: gradient",
     ]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     Console()(skipped)
     assert capsys.readouterr().err.endswith("gradient\n")
 
 
-def test_a_validation_that_is_not_finite_is_a_line(capsys: pytest.CaptureFixture) -> None:
+def test_the_console_line_of_a_validation_that_is_not_finite(capsys: pytest.CaptureFixture) -> None:
     nelbo = {
         "text": {"nats_per_token": None, "margin": None, "tokens": 9},
         "image": {"nats_per_token": 1.0, "margin": 0.5, "tokens": 9},
     }
     Console()({"kind": "validation", "step": 500, "nelbo": nelbo})
-    assert capsys.readouterr().err == ("step    500  held out, nats per token: text not finite, image 1.000 ± 0.500\n")
+    assert capsys.readouterr().err == (
+        "step    500  validation, nats per token: text not finite, image 1.000 ± 0.500\n"
+    )
 
 
 # -- TensorBoard ------------------------------------------------------------------------------------------------------
 
 
-def test_without_tensorboard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from triptych.training.tensorboard import Board
+def test_a_missing_tensorboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from triptych.training.tensorboard import TensorBoardLogger
 
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
     with pytest.raises(UserError, match=r'tensorboard.*-e "\.\[train\]"'):
-        Board(tmp_path, TokenizerBundle.load("scenes"))
+        TensorBoardLogger(tmp_path, TokenizerBundle.load("scenes"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_board_is_written(world: Path, tmp_path: Path) -> None:
+def test_tensorboard_gets_curves_and_samples(world: Path, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from triptych.training.tensorboard import PROMPTS, Board
+    from triptych.training.tensorboard import TensorBoardLogger
 
+    prompts = ("two cats", "a red heart")
     bundle = TokenizerBundle.load("scenes")
-    board = Board(tmp_path, bundle)
+    board = TensorBoardLogger(tmp_path, bundle)
     for step, loss in ((20, 3.5), (40, 2.5)):
         board({**STEP, "step": step, "loss": loss})
     nelbo = {"image|text": {"nats_per_token": 3.25, "margin": 0.01, "tokens": 100}}
@@ -235,56 +249,45 @@ def test_the_board_is_written(world: Path, tmp_path: Path) -> None:
     board({"kind": "validation", "step": 41, "nelbo": {"image|text": {"nats_per_token": None, "margin": None}}})
 
     config = tiny_run(world, tokenizers="scenes")
-    # Without open ends the model cannot choose how long a sound is: it is given.
-    config = replace(with_loader(config, seq_len=120, open_ends=NO_OPEN_ENDS), world="scenes")
+    # Without open ends the model cannot choose the duration of audio, so the logger does.
+    config = replace(with_loader(config, seq_len=120, open_ends=NO_OPEN_ENDS), prompts=PromptConfig(examples=prompts))
     model = Transformer(config.model, bundle.vocabulary)
     initialise(model, 0)
-    run = Run(
-        config,
-        tmp_path,
-        model,
-        build_optimizer(model, config.resolved),
-        None,
-        40,
-        CPU,
-        Ranks(),
-        FolderLock(tmp_path),
-        [],
-    )
-    board.show_samples(run, run.best)
+    state = TrainState(model, build_optimizer(model, config.resolved), None, GuardState.from_json(config.guard, {}), 40)
+    run = Run(config, tmp_path, bundle, CPU, Ranks(), state)
+    board.show_samples(run, model)
     assert model.training
-    run.config = with_loader(config, open_ends=OpenEnds(probability=0.1, text=30, audio=40))
-    run.step = 60
-    board.show_samples(run, run.best)
+    run.config, state.step = with_loader(config, open_ends=OpenEnds(probability=0.1, text=30, audio=40)), 60
+    board.show_samples(run, model)
     board({"kind": "saved", "step": 60, "path": "x"})
 
     read = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0, "audio": 0})
     read.Reload()
     tags = read.Tags()
     assert [(event.step, event.value) for event in read.Scalars("train/loss")] == [(20, 3.5), (40, 2.5)]
-    assert [event.value for event in read.Scalars("held out/image given text")] == [3.25]
+    assert [event.value for event in read.Scalars("val/image given text")] == [3.25]
     assert {"train/lr", "train/grad_norm", "train/tokens_per_second", "train/mfu"} <= set(tags["scalars"])
     assert {"train/nll text", "train/nll image"} <= set(tags["scalars"])
     assert "train/nll audio" not in tags["scalars"]
-    assert sorted(tags["images"]) == sorted(PROMPTS)
-    for prompt in PROMPTS:
-        pictures = read.Images(prompt)
-        assert [picture.step for picture in pictures] == [40, 60]
-        assert (pictures[0].width, pictures[0].height) == (64, 64)
+    assert sorted(tags["images"]) == sorted(prompts)
+    for prompt in prompts:
+        images = read.Images(prompt)
+        assert [image.step for image in images] == [40, 60]
+        assert (images[0].width, images[0].height) == (64, 64)
     (tag,) = tags["audio"]
-    sounds = read.Audio(tag)
-    assert [sound.step for sound in sounds] == [40, 60]
-    assert sounds[0].sample_rate == 16_000
-    assert sounds[0].length_frames > 0
+    audio = read.Audio(tag)
+    assert [clip.step for clip in audio] == [40, 60]
+    assert audio[0].sample_rate == 16_000
+    assert audio[0].length_frames > 0
 
 
-def test_a_model_of_other_tokenizers_has_no_samples(world: Path, tmp_path: Path) -> None:
+def test_a_run_without_example_prompts_has_no_samples(world: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from triptych.training.tensorboard import Board
+    from triptych.training.tensorboard import TensorBoardLogger
 
     config = replace(tiny_run(world), num_steps=1)
     bundle = TokenizerBundle.load(config.tokenizers)
-    board = Board(tmp_path, bundle)
-    run_it(config, tmp_path, listeners=[board], on_validation=board.show_samples)
+    board = TensorBoardLogger(tmp_path, bundle)
+    run_it(config, tmp_path, loggers=[board], on_validation=board.show_samples)
     assert np.isfinite(events(tmp_path, "step")[0]["loss"])
     assert list((tmp_path / "tensorboard").iterdir())

@@ -1,4 +1,4 @@
-"""One optimizer step against slow, obvious accounts of it."""
+"""One optimizer step, compared with slow and simple implementations."""
 
 import math
 from dataclasses import replace
@@ -31,10 +31,10 @@ def model_of(config: RunConfig) -> Transformer:
 
 
 def gradient(config: RunConfig, ranks: Ranks = Ranks()) -> tuple[float, StepSums, dict[str, torch.Tensor], int]:  # noqa: B008
-    """Of a step: total loss, sums, gradient, number of micro-batches."""
+    """Total loss, sums, gradient and number of micro-batches of the first step."""
     model, step, sums, total, count = model_of(config), first_step(config), StepSums(), 0.0, 0
     for inputs in micro_inputs(step, config, TINY, CPU, ranks):
-        loss = model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
+        loss = model.loss(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
         loss.total.backward()
         sums.add(loss, inputs.targets)
         total, count = total + float(loss.total.detach()), count + 1
@@ -48,7 +48,7 @@ def gradient(config: RunConfig, ranks: Ranks = Ranks()) -> tuple[float, StepSums
 @pytest.mark.parametrize("layout", LAYOUTS[:2], ids=["grouped", "packed"])
 def test_micro_batches_add_up_to_one_big_batch(layout: RowLayout, complementary_masks: bool, world: Path) -> None:
     config = tiny_run(world, complementary_masks=complementary_masks, z_loss_weight=0.01)
-    total, sums, found, count = gradient(with_loader(config, layout=layout))
+    total, sums, gradients, count = gradient(with_loader(config, layout=layout))
     big_total, big_sums, expected, big_count = gradient(with_loader(config, layout=ONE_BIG))
     assert count > big_count == (2 if complementary_masks else 1)
     assert total == pytest.approx(big_total, rel=1e-6)
@@ -57,21 +57,21 @@ def test_micro_batches_add_up_to_one_big_batch(layout: RowLayout, complementary_
     np.testing.assert_array_equal(sums.predicted, big_sums.predicted)
     for name, value in expected.items():
         assert value.abs().max() > 0, name
-        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5, msg=name)
+        torch.testing.assert_close(gradients[name], value, atol=1e-6, rtol=1e-5, msg=name)
 
 
 # -- the loss, sequence by sequence -----------------------------------------------------------------------------------
 
 
 def slow_rows(config: RunConfig) -> list[list[dict[str, Any]]]:
-    """For every view of every sequence of the global batch, fed to the model alone: its predicted tokens in float64.
+    """Predicted tokens, in float64, of every view of every sequence of the global batch, each evaluated alone.
 
-    Works from logits of the plain forward pass, and from the masks; nothing of weights, layouts or heads is reused.
+    Uses only the plain forward pass and the masks: no loss weights, layouts or heads of the implementation.
     """
     model = model_of(config).double()
     step = first_step(with_loader(config, layout=ONE_BIG))
     (batch,) = step.micro_batches
-    found = []
+    sequences = []
     for view in (0, 1) if config.complementary_masks else (None,):
         corrupted = corrupt(batch, TINY, config.corrupt, step=0, global_batch=step.num_sequences, view=view)
         for s in range(step.num_sequences):
@@ -99,12 +99,12 @@ def slow_rows(config: RunConfig) -> list[list[dict[str, Any]]]:
                         "view": view,
                     }
                 )
-            found.append(sequence)
-    return found
+            sequences.append(sequence)
+    return sequences
 
 
 def slow_loss(sequences: list[list[dict[str, Any]]], norm: str, total_eligible: int) -> float:
-    """The definitions, with the linear schedule, written over sequences."""
+    """The definitions of the norms for the linear schedule."""
     losses = []
     for sequence in sequences:
         # alpha = 1 - t: a masked token counts 1 / t, one of the complement 1 / (1 - t)
@@ -133,7 +133,7 @@ def num_eligible(config: RunConfig) -> int:
 
 
 @pytest.mark.parametrize("norm", ["sequence", "tokens", "masked", "paper_literal"])
-def test_the_loss_of_a_step_is_what_its_norm_says(norm: str, world: Path) -> None:
+def test_the_loss_follows_the_definition_of_its_norm(norm: str, world: Path) -> None:
     config = tiny_run(world, norm=norm, z_loss_weight=0.5, corrupt=CorruptConfig(p_one_sided=0.3, p_prompt_masked=0.2))
     sequences = slow_rows(config)
     _, sums, _, _ = gradient(config)
@@ -145,16 +145,16 @@ def test_the_loss_of_a_step_is_what_its_norm_says(norm: str, world: Path) -> Non
 
 
 @pytest.mark.parametrize("norm", ["sequence", "tokens"])
-def test_antimask_is_the_mean_of_two_complementary_views(norm: str, world: Path) -> None:
+def test_complementary_masks_average_two_views(norm: str, world: Path) -> None:
     config = tiny_run(world, norm=norm, complementary_masks=True)
     step = first_step(with_loader(config, layout=ONE_BIG))
     views = list(micro_inputs(step, with_loader(config, layout=ONE_BIG), TINY, CPU, Ranks()))
     assert len(views) == 2
-    rows = [set(view.targets.rows_n.tolist()) for view in views]
+    rows = [set(view.targets.query_idx.tolist()) for view in views]
     assert not rows[0] & rows[1]
     (batch,) = step.micro_batches
     eligible = np.flatnonzero(batch.maskable)
-    never = set(eligible.tolist()) - (rows[0] | rows[1])  # given whole, or hidden whole: in both views or in neither
+    never = set(eligible.tolist()) - (rows[0] | rows[1])  # given or hidden in both views
     for place in never:
         seen = {int(view.tokens.reshape(-1)[place]) for view in views}
         assert len(seen) == 1
@@ -168,7 +168,7 @@ def test_antimask_is_the_mean_of_two_complementary_views(norm: str, world: Path)
 
 
 @pytest.mark.parametrize("complementary_masks", [False, True])
-def test_the_z_loss_is_a_mean_over_everything_predicted(complementary_masks: bool, world: Path) -> None:
+def test_the_z_loss_is_a_mean_over_predicted_positions(complementary_masks: bool, world: Path) -> None:
     config = tiny_run(world, complementary_masks=complementary_masks, z_loss_weight=0.3)
     squares = [p["lse"] ** 2 for sequence in slow_rows(config) for p in sequence]
     total, sums, _, count = gradient(config)
@@ -181,7 +181,7 @@ def test_the_z_loss_is_a_mean_over_everything_predicted(complementary_masks: boo
 
 
 def slow_adamw(config: RunConfig, steps: int) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """AdamW as in its paper, in float64, with clipping by the norm over all parameters."""
+    """AdamW as in the paper, in float64, with clipping by the global gradient norm."""
     model = model_of(config).double()
     o = config.optimizer
     moments = {name: [torch.zeros_like(p), torch.zeros_like(p)] for name, p in model.named_parameters()}
@@ -198,7 +198,7 @@ def slow_adamw(config: RunConfig, steps: int) -> tuple[dict[str, torch.Tensor], 
             begin = 0
             for modality, count in zip(Modality, targets.counts):
                 part = slice(begin, begin + count)
-                logits = model.logits(hidden[targets.rows_n[part]], modality)
+                logits = model.logits(hidden[targets.query_idx[part]], modality)
                 lse = logits.logsumexp(-1)
                 local = targets.ids_n[part] - TINY.data_ids(modality).start
                 nll = lse - logits.gather(1, local[:, None])[:, 0]
@@ -224,7 +224,7 @@ def slow_adamw(config: RunConfig, steps: int) -> tuple[dict[str, torch.Tensor], 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_steps_are_adamw_with_clipping(clip: float | None, world: Path) -> None:
-    # An epsilon well above the rounding of gradients, or their sign where they are 0 would decide.
+    # With a tiny epsilon, the sign of rounding errors in zero gradients would matter.
     config = tiny_run(world, optimizer=OptimizerConfig(lr=1e-2, eps=1e-3, clip=clip, weight_decay=0.5, warmup_steps=2))
     model = model_of(config)
     optimizer = build_optimizer(model, config.resolved)
@@ -276,7 +276,7 @@ def test_norms_do_not_decay_and_every_parameter_is_in_one_group(world: Path) -> 
     assert (decaying["weight_decay"], kept["weight_decay"]) == (config.optimizer.weight_decay, 0.0)
 
 
-def test_roles_can_have_learning_rates_of_their_own(world: Path) -> None:
+def test_roles_can_have_their_own_learning_rates(world: Path) -> None:
     factors = {"embed": 8.0, "embed_image": 2.0, "attn_qkv": 0.0, "unembed": 0.5}
     multipliers = {role: {"lr": factor} for role, factor in factors.items()}
     config = replace(tiny_run(world), transfer=TransferConfig(multipliers=multipliers))
@@ -287,10 +287,10 @@ def test_roles_can_have_learning_rates_of_their_own(world: Path) -> None:
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     base = config.optimizer.lr * lr_factor(1, config)
     for tagged in tagged_parameters(model):
-        name = tagged.role if tagged.role in factors else tagged.role.split("_")[0]  # the longest name that fits
+        name = tagged.role if tagged.role in factors else tagged.role.split("_")[0]  # the most specific name
         factor = factors.get(name, 1.0)
         assert rates[id(tagged.parameter)] == pytest.approx(base * factor, rel=1e-12), tagged.name
-        # Adam's first step moves what has a gradient by the rate, up to epsilon.
+        # Adam's first step changes a weight by the learning rate, up to epsilon.
         moved = (tagged.parameter.detach() - before[tagged.name]).abs().max().item()
         assert moved == pytest.approx(base * factor, rel=0.2), tagged.name
 
@@ -324,7 +324,7 @@ def test_the_warm_up_is_at_most_a_quarter(num_steps: int, warmup: int, expected:
     assert all(a > b for a, b in zip(rates[expected:], rates[expected + 1 :]))
 
 
-def test_the_optimizer_uses_the_rate_of_the_step(world: Path) -> None:
+def test_the_optimizer_uses_the_learning_rate_of_the_step(world: Path) -> None:
     config = tiny_run(world)
     model = model_of(config)
     optimizer = build_optimizer(model, config.resolved)

@@ -1,6 +1,6 @@
-"""A tiny world to train on in milliseconds, and what the tests of training have in common.
+"""Tiny datasets to train on in milliseconds, and helpers for the tests of training.
 
-Run as a program it is one of several ranks: `python train_fakes.py TASK FOLDER`, in the environment of torchrun.
+As a program it is one of several ranks: `python train_fakes.py WORLD FOLDER`, in the environment of torchrun.
 """
 
 import json
@@ -13,21 +13,28 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
-from triptych.data.loader import Loader, LoaderConfig, Step
+from triptych.data.loader import Loader
 from triptych.data.pack import Grouped, Packed, RowLayout
 from triptych.data.shards import Manifest, write_shard
+from triptych.data.steps import LoaderConfig, Step
 from triptych.data.types import TokenSample
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.model.transformer import Loss, ModelConfig
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training import loop, setup
+from triptych.training import checkpoint as ckpt
+from triptych.training import loop
 from triptych.training.config import OptimizerConfig, RunConfig, ValidationConfig
-from triptych.training.distributed import local, whole
-from triptych.training.logging import read_records
+from triptych.training.distributed import full, local
+from triptych.training.logging import Logger, read_records
+from triptych.training.ranks import Ranks, init_ranks, shutdown_ranks
+from triptych.training.setup import open_run
+from triptych.training.signals import RunStopped
+from triptych.training.state import Run
 from triptych.vocab import Task, Vocabulary
 
 TINY = Vocabulary(text=23, image=11, audio=7)
@@ -35,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 def write_set(folder: Path, task: Task, pairs: Sequence[tuple[Any, Any]], vocabulary: Vocabulary = TINY) -> str:
-    """A data set of (media, text) pairs of local ids."""
+    """A dataset of (media, text) pairs of local ids."""
     folder.mkdir(parents=True, exist_ok=True)
     samples = [TokenSample(task, np.array(media, np.int32), np.array(text, np.int32)) for media, text in pairs]
     info = write_shard(folder / "shard-00000.safetensors", samples, vocabulary)
@@ -59,7 +66,7 @@ def random_pairs(task: Task, count: int, seed: int) -> list[tuple[Any, Any]]:
 
 
 def make_world(folder: Path) -> Path:
-    """Three training sets, three validation sets and tokenizers, under a folder."""
+    """Three training datasets, three validation datasets and tokenizers in a folder."""
     for split, count, seed in (("train", 40, 1), ("validation", 30, 2)):
         for task in Task:
             write_set(folder / split / task.label, task, random_pairs(task, count, seed))
@@ -68,7 +75,7 @@ def make_world(folder: Path) -> Path:
 
 
 def tiny_run(world: Path, *, layout: RowLayout | None = None, **changes: Any) -> RunConfig:
-    """A run of 6 steps of a model of one layer, with everything switched on."""
+    """A run of 6 steps of a one-layer model, with every feature turned on."""
     chosen = {
         "recipe": "nano",
         "model": ModelConfig(num_layers=1, width=16, num_heads=2, d_ff=24, softmax_scope="modality", init_std=0.1),
@@ -93,32 +100,38 @@ def tiny_run(world: Path, *, layout: RowLayout | None = None, **changes: Any) ->
     return RunConfig(**{**chosen, **changes})  # type: ignore[arg-type]
 
 
-def run_it(config: RunConfig, folder: Path, *, stop_after: int | None = None, **options: Any) -> setup.Run:
-    """Start, or go on, and train."""
-    bundle = TokenizerBundle.load(config.tokenizers)
-    run = setup.start(config, folder, bundle, CPU, **({"ranks": options.pop("ranks")} if "ranks" in options else {}))
-    loop.train(run, options.pop("listeners", []), bundle, stop_after=stop_after, **options)
+def run_it(
+    config: RunConfig,
+    folder: Path,
+    *,
+    ranks: Ranks = Ranks(),  # noqa: B008
+    loggers: Sequence[Logger] = (),
+    force: bool = False,
+    **options: Any,
+) -> Run:
+    """Start or resume a run, and train it."""
+    with open_run(config, folder, TokenizerBundle.load(config.tokenizers), CPU, ranks, force=force) as run:
+        loop.train_loop(run, list(loggers), **options)
     return run
 
 
 @contextmanager
 def broken_steps(indices: Collection[int], *what: str) -> Iterator[None]:
-    """Steps whose "loss", or its "gradient", or by default both, are not numbers."""
+    """Make the "loss" or the "gradient" of some steps NaN; by default both."""
     step_as_it_is, what = loop.train_step, what or ("loss", "gradient")
 
-    def spoil(_model: Any, _inputs: Any, loss: Loss) -> Loss:
+    def corrupt(loss: Loss) -> Loss:
         return loss._replace(
             nll_n=loss.nll_n * (math.nan if "loss" in what else 1),
             total=loss.total * (math.nan if "gradient" in what else 1),
         )
 
     def step_with_nan(model, optimizer, step, *rest):  # type: ignore[no-untyped-def]
-        hook = model.register_forward_hook(spoil) if step.index in indices else None
-        try:
+        if step.index not in indices:
             return step_as_it_is(model, optimizer, step, *rest)
-        finally:
-            if hook is not None:
-                hook.remove()
+        loss = model.loss
+        with mock.patch.object(model, "loss", lambda *inputs: corrupt(loss(*inputs))):
+            return step_as_it_is(model, optimizer, step, *rest)
 
     loop.train_step = step_with_nan
     try:
@@ -136,9 +149,14 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_records(folder / "records.jsonl") if event["kind"] == kind]
 
 
-def tensors_of(run: setup.Run) -> dict[str, torch.Tensor]:
-    """Everything that training changes: weights, their mean, the optimizer's moments; of several ranks, this one's."""
-    return {name: local(value).clone() for name, value in run.tensors.items()}
+def tensors_of(run: Run) -> dict[str, torch.Tensor]:
+    """Copies of weights, their moving average and optimizer state; of sharded tensors, this rank's part."""
+    return {name: local(value).clone() for name, value in run.state.tensors.items()}
+
+
+def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the newest checkpoint."""
+    return ckpt.load(ckpt.list_checkpoints(folder / "checkpoints")[-1]).tensors
 
 
 def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -151,12 +169,10 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 
 def rank_to_the_end(world: Path, folder: Path) -> dict[str, Any]:
-    """Runs, one after the other: to the end; with steps that the last rank cannot do; stopped by a signal to it."""
-    from triptych.training.ranks import join, leave
-
-    ranks = join()
+    """Several runs: complete ones; one with steps that fail on the last rank; one that a signal to that rank stops."""
+    ranks = init_ranks()
     config = tiny_run(world)
-    ended = run_it(config, folder / "whole", ranks=ranks)
+    complete = run_it(config, folder / "whole", ranks=ranks)
     packed = run_it(tiny_run(world, layout=Packed(row_length=40)), folder / "packed", ranks=ranks)
 
     with broken_steps({2} if ranks.rank == ranks.size - 1 else ()):
@@ -179,13 +195,13 @@ def rank_to_the_end(world: Path, folder: Path) -> dict[str, Any]:
     try:
         run_it(config, folder / "stopped", ranks=ranks)
         stopped = None
-    except loop.Stopped as stop:
-        stopped = [int(stop.number), stop.step]
+    except RunStopped as stop:
+        stopped = [int(stop.signal), stop.step]
     sums = [
-        float(sum(whole(value.detach()).double().sum() for value in run.tensors.values()))
-        for run in (ended, packed, broken)
+        float(sum(full(value.detach()).double().sum() for value in run.state.tensors.values()))
+        for run in (complete, packed, broken)
     ]
-    leave()
+    shutdown_ranks()
     return {"rank": ranks.rank, "size": ranks.size, "sums": sums, "diverged": diverged, "stopped": stopped}
 
 
@@ -200,16 +216,15 @@ def with_loader(config: RunConfig, **changes: Any) -> RunConfig:
     return replace(config, loader=replace(config.loader, **changes))
 
 
-if __name__ == "__main__":
-    main()
-
-
 def world_changes(world: Path) -> list[str]:
-    """What makes a recipe of the embedded world one of this world."""
-    tasks = ("text", "image-text", "audio-text")
+    """Overrides that make a recipe train on this world."""
+    tasks = [task.label for task in Task]
     return [
         f"tokenizers={world / 'tokenizers'}",
         "data=" + ",".join(str(world / "train" / task) for task in tasks),
         "validation_data=" + ",".join(str(world / "validation" / task) for task in tasks),
-        "world=none",
     ]
+
+
+if __name__ == "__main__":
+    main()

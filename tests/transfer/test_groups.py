@@ -1,4 +1,4 @@
-"""Hyperparameters of every weight against the tables of the papers, typed in again, and against each other."""
+"""Hyperparameters of every weight, compared with the papers' tables and between rules."""
 
 import math
 from dataclasses import replace
@@ -9,16 +9,17 @@ import torch
 from triptych.errors import UserError
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise, tagged_parameters
 from triptych.recipes import recipe
-from triptych.training.config import RunConfig, override
+from triptych.training.config import RunConfig
 from triptych.training.step import build_optimizer
-from triptych.transfer.groups import Globals, Transfer, TransferConfig, groups
-from triptych.transfer.per_module import MULTIPLIER_TABLES, Multipliers, Table
+from triptych.transfer.groups import BaseHyperparameters, Transfer, TransferConfig, build_param_groups
+from triptych.transfer.per_module import MULTIPLIER_TABLES, Multipliers, MultiplierTable
 from triptych.transfer.rules import RULES, kind_of
 from triptych.transfer.sde import Sde
+from triptych.utils.config import override
 from triptych.vocab import Modality, Vocabulary
 
 VOCABULARY = Vocabulary(text=11, image=7, audio=5)
-PAPER = Globals(lr=9e-4, beta1=0.9, beta2=0.95, eps=1e-8, decay=0.1)
+PAPER = BaseHyperparameters(lr=9e-4, beta1=0.9, beta2=0.95, eps=1e-8, decay=0.1)
 ROLES = [
     "embed_text", "embed_image", "embed_audio", "embed_place_text", "embed_place_image", "embed_place_audio", "norm1",
     "attn_qkv", "attn_proj", "attn_q_norm", "attn_k_norm", "norm2", "mlp_gate", "mlp_fc1", "mlp_fc2", "unembed_norm",
@@ -34,9 +35,9 @@ def transfer(m_n: int, m_l: int, rule: str = "completed_p", kappa: float = 1.0, 
     return Transfer(config, shape, PAPER, Sde(kappa, 1, 1, 1, gamma=0.0))
 
 
-def by_role(found: Transfer, layer: int = 0) -> dict:
-    model = Transformer(found.scaled_shape, VOCABULARY)
-    return {t.role: found.of(t) for t in tagged_parameters(model) if t.layer in (None, layer)}
+def by_role(resolved: Transfer, layer: int = 0) -> dict:
+    model = Transformer(resolved.scaled_shape, VOCABULARY)
+    return {t.role: resolved.hyperparameters(t) for t in tagged_parameters(model) if t.layer in (None, layer)}
 
 
 def test_every_role_of_the_model_has_a_kind() -> None:
@@ -45,22 +46,22 @@ def test_every_role_of_the_model_has_a_kind() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_at_the_base_all_rules_are_the_global_values(rule: str) -> None:
-    found = transfer(1, 1, rule)
-    assert found.scaled_shape == found.shape
-    for role, values in by_role(found).items():
+def test_no_rule_changes_the_base_values_at_the_base_size(rule: str) -> None:
+    resolved = transfer(1, 1, rule)
+    assert resolved.scaled_shape == resolved.shape
+    for role, values in by_role(resolved).items():
         is_norm = "norm" in role
         assert (values.lr, values.beta1, values.beta2, values.eps) == pytest.approx((9e-4, 0.9, 0.95, 1e-8)), role
         assert values.decay == (0.0 if is_norm else 0.1), role
         assert values.init == (1.0 if is_norm else 0.02), role
 
 
-def test_the_paper_s_3b_model_from_its_base() -> None:
+def test_values_of_the_papers_3b_model() -> None:
     """The numbers of a model three times as wide and as deep as its base."""
-    found = transfer(3, 3)
-    values = by_role(found)
-    assert found.scaled_shape.residual_scale == pytest.approx(1 / 3)
-    assert found.scaled_shape.logit_scale == 1
+    resolved = transfer(3, 3)
+    values = by_role(resolved)
+    assert resolved.scaled_shape.residual_scale == pytest.approx(1 / 3)
+    assert resolved.scaled_shape.logit_scale == 1
     for role in ("attn_qkv", "attn_proj", "mlp_gate", "mlp_fc1", "mlp_fc2"):
         assert values[role].lr == pytest.approx(3e-4), role
         assert values[role].decay == pytest.approx(0.3), role
@@ -81,7 +82,7 @@ def test_the_paper_s_3b_model_from_its_base() -> None:
         assert values[role].eps == pytest.approx(eps), role
 
 
-def test_depth_with_the_exponent_of_one_half() -> None:
+def test_depth_exponent_one_half() -> None:
     values = by_role(transfer(1, 4, depth_exponent=0.5))
     assert values["attn_qkv"].lr == pytest.approx(9e-4 / 2)
     assert values["norm1"].lr == pytest.approx(9e-4 / 2)
@@ -90,7 +91,7 @@ def test_depth_with_the_exponent_of_one_half() -> None:
     assert transfer(1, 4, depth_exponent=0.5).scaled_shape.residual_scale == pytest.approx(0.5)
 
 
-def test_kappa() -> None:
+def test_kappa_scales_every_hyperparameter() -> None:
     for role, values in by_role(transfer(1, 1, kappa=4.0)).items():
         assert values.lr == pytest.approx(2 * 9e-4)
         assert values.eps == pytest.approx(1e-8 / 2)
@@ -100,12 +101,12 @@ def test_kappa() -> None:
 
 
 def first_change_of_logits(rule: str, m_n: int, m_l: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits at the beginning, and after one step; epsilon is too small to matter."""
-    found = transfer(m_n, m_l, rule)
-    found = replace(found, values=replace(PAPER, eps=1e-30, decay=0.5))
-    model = Transformer(found.scaled_shape, VOCABULARY).double()
-    initialise(model, 3, lambda weight: found.of(weight).init)
-    optimizer = build_optimizer(model, found)
+    """Initial logits, and their change after one step; epsilon is too small to matter."""
+    resolved = transfer(m_n, m_l, rule)
+    resolved = replace(resolved, values=replace(PAPER, eps=1e-30, decay=0.5))
+    model = Transformer(resolved.scaled_shape, VOCABULARY).double()
+    initialise(model, 3, lambda weight: resolved.hyperparameters(weight).init)
+    optimizer = build_optimizer(model, resolved)
     tokens = torch.randint(0, VOCABULARY.size, (2, 9), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(9).expand(2, 9)
     ids = torch.cat([torch.tensor(VOCABULARY.data_ids(m))[:4] for m in Modality])
@@ -113,16 +114,16 @@ def first_change_of_logits(rule: str, m_n: int, m_l: int) -> tuple[torch.Tensor,
 
     def logits() -> torch.Tensor:
         with torch.no_grad():
-            hidden = model(tokens, positions).flatten(0, 1)  # type: ignore[union-attr]
+            hidden = model(tokens, positions).flatten(0, 1)
             return torch.cat([model.logits(hidden, m) for m in Modality], dim=1)
 
     before = logits()
-    model(tokens, positions, None, targets).total.backward()  # type: ignore[union-attr]
+    model.loss(tokens, positions, None, targets).total.backward()
     optimizer.step()
     return before, logits() - before
 
 
-def test_the_logits_of_both_rules_begin_and_move_alike() -> None:
+def test_completep_and_completed_p_give_the_same_logits_and_first_update() -> None:
     before, change = first_change_of_logits("completed_p", 3, 2)
     same, same_change = first_change_of_logits("completep", 3, 2)
     torch.testing.assert_close(same, before, rtol=1e-6, atol=1e-9)
@@ -134,7 +135,7 @@ def test_the_logits_of_both_rules_begin_and_move_alike() -> None:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_paper_s_table() -> None:
+def test_the_papers_table() -> None:
     values = by_role(replace(transfer(1, 2), config=TransferConfig(per_module="paper")), layer=0)
     later = by_role(replace(transfer(1, 2), config=TransferConfig(per_module="paper")), layer=3)
     assert values["embed_text"].lr == pytest.approx(9e-4 * 3.937)
@@ -144,36 +145,36 @@ def test_the_paper_s_table() -> None:
     assert values["mlp_fc1"].beta2 == pytest.approx(1 - 0.05 * 3.309 * 3.053)
     assert values["attn_qkv"].lr == pytest.approx(9e-4 * 1.714 * 1.102)
     assert later["attn_qkv"].lr == pytest.approx(9e-4 * 1.714 * 0.877)
-    assert later["norm1"].decay == pytest.approx(0.1 * 1.105 * 1.018)  # norms decay, too
+    assert later["norm1"].decay == pytest.approx(0.1 * 1.105 * 1.018)  # norms decay too
     assert len(MULTIPLIER_TABLES["paper"].roles) == 16
 
 
-def test_depth_is_cut_into_equal_parts() -> None:
-    table = Table(depth=(Multipliers(lr=2.0), Multipliers(lr=3.0)))
+def test_depth_multipliers_cover_equal_parts_of_the_layers() -> None:
+    table = MultiplierTable(depth=(Multipliers(lr=2.0), Multipliers(lr=3.0)))
     assert [table.at("mlp_fc1", layer, 5).lr for layer in range(5)] == [2, 2, 2, 3, 3]
     assert table.at("embed_text", None, 5).lr == 1
     assert table.at("norm1", 0, 1).lr == 2
 
 
-def test_betas_are_multiplied_first_and_then_follow_kappa() -> None:
-    found = replace(transfer(1, 1, kappa=3.0), config=TransferConfig(multipliers={"mlp": {"alpha1": 4.0}}))
-    assert by_role(found)["mlp_gate"].beta1 == pytest.approx(0.6**3)
-    with pytest.raises(UserError, match=r"multipliers of mlp_gate would make a beta of -0\.1"):
-        by_role(replace(found, config=TransferConfig(multipliers={"mlp": {"alpha1": 11.0}})))
+def test_beta_multipliers_apply_before_kappa() -> None:
+    resolved = replace(transfer(1, 1, kappa=3.0), config=TransferConfig(multipliers={"mlp": {"alpha1": 4.0}}))
+    assert by_role(resolved)["mlp_gate"].beta1 == pytest.approx(0.6**3)
+    with pytest.raises(UserError, match=r"the multipliers of mlp_gate give a beta of -0\.1"):
+        by_role(replace(resolved, config=TransferConfig(multipliers={"mlp": {"alpha1": 11.0}})))
 
 
-def test_the_longest_name_counts_and_unknown_ones_are_refused() -> None:
+def test_the_longest_matching_role_prefix_is_used_and_unknown_roles_are_rejected() -> None:
     changes = {"embed": {"lr": 2.0}, "embed_place": {"lr": 3.0}, "embed_place_text": {"lr": 5.0}}
-    found = replace(transfer(1, 1), config=TransferConfig(multipliers=changes))
-    rates = {role: values.lr / 9e-4 for role, values in by_role(found).items()}
+    resolved = replace(transfer(1, 1), config=TransferConfig(multipliers=changes))
+    rates = {role: values.lr / 9e-4 for role, values in by_role(resolved).items()}
     assert rates["embed_text"] == pytest.approx(2)
     assert rates["embed_place_image"] == pytest.approx(3)
     assert rates["embed_place_text"] == pytest.approx(5)
     assert rates["unembed_text"] == pytest.approx(1)
-    model = Transformer(found.shape, VOCABULARY)
-    wrong = replace(found, config=TransferConfig(multipliers={"embd": {"lr": 2.0}}))
+    model = Transformer(resolved.shape, VOCABULARY)
+    wrong = replace(resolved, config=TransferConfig(multipliers={"embd": {"lr": 2.0}}))
     with pytest.raises(UserError, match=r"unknown role 'embd' in a table of multipliers. Did you mean 'embed'"):
-        groups(wrong, tagged_parameters(model))
+        build_param_groups(wrong, tagged_parameters(model))
     with pytest.raises(UserError, match=r"unknown key 'transfer.multipliers.embed.ler'. Did you mean 'lr'"):
         TransferConfig(multipliers={"embed": {"ler": 2.0}})
 
@@ -181,14 +182,14 @@ def test_the_longest_name_counts_and_unknown_ones_are_refused() -> None:
 # -- in a run ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_weight_is_in_one_group_with_its_values() -> None:
-    found = replace(transfer(2, 2, kappa=2.0), config=TransferConfig(rule="completed_p", per_module="paper"))
-    model = Transformer(found.scaled_shape, VOCABULARY)
-    optimizer = build_optimizer(model, found)
+def test_every_weight_is_in_one_param_group_with_its_values() -> None:
+    resolved = replace(transfer(2, 2, kappa=2.0), config=TransferConfig(rule="completed_p", per_module="paper"))
+    model = Transformer(resolved.scaled_shape, VOCABULARY)
+    optimizer = build_optimizer(model, resolved)
     rows = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     assert len(rows) == sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
     for t in tagged_parameters(model):
-        values, group = found.of(t), rows[id(t.parameter)]
+        values, group = resolved.hyperparameters(t), rows[id(t.parameter)]
         assert (values.lr, values.eps, values.decay) == (group["full_lr"], group["eps"], group["weight_decay"])
         assert (values.beta1, values.beta2) == group["betas"]
 
@@ -197,7 +198,7 @@ def run(*assignments: str) -> RunConfig:
     return override(recipe("nano"), list(assignments))
 
 
-def test_a_run_resolves_its_ratios() -> None:
+def test_ratios_of_a_run() -> None:
     base = run()
     wide = run(
         "transfer.rule=completed_p", f"transfer.base_width={base.model.width}", f"model.width={2 * base.model.width}",
@@ -220,7 +221,7 @@ def test_a_run_resolves_its_ratios() -> None:
     [
         ("transfer.rule=completedp", "transfer.rule must be one of standard, completep, completed_p"),
         ("transfer.base_width=0", "transfer.base_width must be positive, or none, got 0"),
-        ("transfer.base_steps=none", "base_batch and transfer.base_steps are set together"),
+        ("transfer.base_steps=none", "base_batch and transfer.base_steps must be set together"),
         ("transfer.multipliers.mlp=2", "transfer.multipliers.mlp cannot be set as a whole"),
         ("transfer.multipliers.mlp.lr=-2", "of lr must be finite and not negative, got -2"),
         ("transfer.multipliers.mlp.alpha1=0", "of alpha1 must be finite and positive, got 0"),
@@ -228,6 +229,6 @@ def test_a_run_resolves_its_ratios() -> None:
         ("transfer.warmup_mode=time", "transfer.warmup_mode must be 'steps' or 'sde'"),
     ],
 )
-def test_wrong_transfers_are_refused(assignment: str, message: str) -> None:
+def test_invalid_transfer_settings_are_rejected(assignment: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(assignment).resolved.config.table  # noqa: B018

@@ -1,4 +1,4 @@
-"""The rule of batch size: noisy problems end alike at any batch size, and only if weight decay is scaled."""
+"""The SDE rule: runs with different batch sizes end at the same place, but only if weight decay is scaled too."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from triptych.transfer.sde import Sde
 
 
 def final_mean(kappa: float, decay_power: float) -> float:
-    """Of many scalar AdamW runs whose gradient is nearly all noise, carried to batches kappa times as large."""
+    """Mean final weight of many scalar AdamW runs with noisy gradients, scaled to batches kappa times as large."""
     rng = np.random.default_rng(0)
     problems, steps = 4000, round(512 / kappa)
     lr, beta1, beta2, decay = 0.02 * kappa**0.5, 0.9**kappa, 0.98**kappa, 0.3 * kappa**decay_power
@@ -23,24 +23,24 @@ def final_mean(kappa: float, decay_power: float) -> float:
     return float(theta.mean())
 
 
-def test_runs_end_alike_at_any_batch_size_if_decay_follows_too() -> None:
+def test_the_result_is_independent_of_batch_size_only_if_weight_decay_is_scaled() -> None:
     ends = [final_mean(kappa, 0.5) for kappa in (0.25, 1.0, 4.0)]
-    left_alone = [final_mean(kappa, 0.0) for kappa in (0.25, 1.0, 4.0)]
+    unscaled_decay = [final_mean(kappa, 0.0) for kappa in (0.25, 1.0, 4.0)]
     assert max(ends) / min(ends) < 1.1
-    assert max(left_alone) / min(left_alone) > 1.25
+    assert max(unscaled_decay) / min(unscaled_decay) > 1.25
 
 
-def test_kappa_and_what_it_is_equal_to() -> None:
+def test_kappa_and_the_equivalent_base_run() -> None:
     run = Sde(batch=512, steps=4000, base_batch=256, base_steps=1000, gamma=0.44)
     assert run.tokens_ratio == 8
     assert run.kappa == pytest.approx(2 * 8**-0.44)
     assert run.virtual_batch == pytest.approx(256 * 8**0.44)
     assert run.virtual_batch * run.virtual_steps == pytest.approx(512 * 4000)  # the same tokens
     assert Sde(256, 9000, 256, 1000, gamma=0.0).kappa == 1  # same noise
-    assert Sde(256, 9000, 256, 1000, gamma=1.0).virtual_steps == pytest.approx(1000)  # same horizon
+    assert Sde(256, 9000, 256, 1000, gamma=1.0).virtual_steps == pytest.approx(1000)  # same SDE time
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"steps": -1}, {"gamma": 1.5}, {"base_batch": float("inf")}])
-def test_wrong_values_are_refused(wrong: dict) -> None:
+def test_invalid_values_are_rejected(wrong: dict) -> None:
     with pytest.raises(UserError):
         Sde(**({"batch": 1, "steps": 1, "base_batch": 1, "base_steps": 1} | wrong))

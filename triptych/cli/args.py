@@ -1,61 +1,61 @@
-"""Types of arguments: what a word must be, and what to say if it is not."""
+"""Types for argparse: each parses a word, or raises an error that says what was expected."""
 
 import argparse
 
 
-def whole_numbers(text: str) -> list[int]:
+def positive_int(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
+    return value
+
+
+def positive_ints(text: str) -> list[int]:
     """ "64,128" -> [64, 128]"""
     try:
-        found = [int(part) for part in text.split(",")]
+        values = [int(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"expected positive whole numbers with commas between, got {text!r}")
-    return found
+        values = []
+    if not values or min(values) < 1:
+        raise argparse.ArgumentTypeError(f"expected positive whole numbers separated by commas, got {text!r}")
+    return values
 
 
-def whole_number(text: str) -> int:
-    try:
-        found = int(text)
-    except ValueError:
-        found = 0
-    if found < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
-    return found
-
-
-def positive(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return found
-
-
-def several(text: str) -> list[int]:
-    """At least two different ones: a slope needs them."""
-    found = whole_numbers(text)
-    if len(set(found)) < 2:
+def distinct_ints(text: str) -> list[int]:
+    """Like `positive_ints`, with at least two different numbers."""
+    values = positive_ints(text)
+    if len(set(values)) < 2:
         raise argparse.ArgumentTypeError(f"expected at least two different numbers, got {text!r}")
-    return found
+    return values
 
 
-def numbers(text: str) -> list[float]:
+def positive_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return value
+
+
+def positive_floats(text: str) -> list[float]:
     """ "1e-3,2e-3" -> [0.001, 0.002]"""
     try:
-        found = [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(0 < number < float("inf") for number in found):
-        raise argparse.ArgumentTypeError(f"expected positive numbers with commas between, got {text!r}")
-    return found
+        values = []
+    if not values or not all(0 < value < float("inf") for value in values):
+        raise argparse.ArgumentTypeError(f"expected positive numbers separated by commas, got {text!r}")
+    return values
 
 
-def two_numbers(text: str) -> tuple[float, float]:
+def float_range(text: str) -> tuple[float, float]:
     """ "1,2000" -> (1, 2000)"""
-    found = numbers(text)
-    if len(found) != 2 or not found[0] < found[1]:
+    values = positive_floats(text)
+    if len(values) != 2 or not values[0] < values[1]:
         raise argparse.ArgumentTypeError(f"expected two numbers, the smaller first, got {text!r}")
-    return found[0], found[1]
+    return values[0], values[1]

@@ -1,58 +1,96 @@
-"""The command line: finds the verb, reads its arguments, and turns what a user can cause into one line and a code."""
+"""The command line: finds the command, reads its arguments, turns errors into one line and an exit code.
+
+To add a command: write a module with `COMMANDS = {"name": Command(...)}` and add it to `_MODULES`.
+"""
 
 import argparse
+import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import triptych
-from triptych.cli import data, model, plan, scaling, scenes, study, verify
-from triptych.cli.command import Command
+from triptych.cli import (
+    completion,
+    data,
+    demo,
+    evaluate,
+    export,
+    fit,
+    generate,
+    grid,
+    info,
+    plan,
+    scenes,
+    study,
+    sweep,
+    tokenize,
+    tokenizers,
+    train,
+    verify,
+)
+from triptych.cli.command import GROUPS, Command
 from triptych.errors import UserError, did_you_mean
 
-_FIRST = {"demo": scenes.COMMANDS["demo"]}
-COMMANDS: dict[str, Command] = (
-    _FIRST
-    | model.COMMANDS
-    | plan.COMMANDS
-    | study.COMMANDS
-    | scaling.COMMANDS
-    | data.COMMANDS
-    | verify.COMMANDS
-    | scenes.COMMANDS
-)
+# In the order of the overview.
+_MODULES = (demo, generate, evaluate, info, export, completion, train, tokenize, data, tokenizers, verify, scenes)
+_MODULES += (plan, grid, fit, sweep, study)  # type: ignore[assignment]
+COMMANDS: dict[str, Command] = {name: command for module in _MODULES for name, command in module.COMMANDS.items()}
 
 _HELP = ("-h", "--help", "help")
-_PREEMPTED, _INTERRUPTED = 75, 130  # exit codes after SIGTERM and Ctrl-C
+_PREEMPTED, _INTERRUPTED = 75, 130
+_EXIT_CODES = """\
+exit codes: 0 success, 2 wrong argument or configuration, 3 data, 4 checkpoint or model, 75 stopped by SIGTERM,
+130 stopped by Ctrl-C, 1 any other failure"""
 
 
-def _summaries(names: Sequence[str]) -> str:
-    return "\n".join(f"  triptych {name:16} {COMMANDS[name].summary}" for name in names)
+# -- help -------------------------------------------------------------------------------------------------------------
 
 
-def _group(word: str) -> list[str]:
-    """The verbs of two words that begin with this one."""
+def _rows(names: Sequence[str]) -> str:
+    width = max(map(len, COMMANDS)) + 2
+    return "\n".join(f"  {name:{width}}{COMMANDS[name].summary}" for name in names)
+
+
+def _members(word: str) -> list[str]:
+    """The commands of two words that start with this one."""
     return [name for name in COMMANDS if name.startswith(f"{word} ")]
 
 
-def _overview() -> str:
+def overview() -> str:
+    sections = [
+        f"{group}:\n{_rows([name for name, command in COMMANDS.items() if command.group == group])}" for group in GROUPS
+    ]
     return f"""\
 Triptych: one masked-diffusion model for text, images and audio.
 
-{_summaries(list(COMMANDS))}
+usage: triptych COMMAND [arguments]
 
-start with:
-  triptych demo                                  draws, captions, answers, speaks, listens, fills in
-  triptych generate image "two cats"             one picture
-  triptych tokenize photos/ --out data/photos    your own pictures with captions (cat.png + cat.txt)
+{chr(10).join(f"{section}{chr(10)}" for section in sections)}
+examples:
+  triptych demo                                      the demo model in every direction, as a page to look at
+  triptych generate text-to-image "two cats"         one image
+  triptych tokenize photos/ --out data/photos        your own images with captions (cat.png + cat.txt)
+  triptych train scenes data=data/photos             train on them
 
-`triptych VERB --help` explains a verb, with examples. `triptych --version` prints the version."""
+`triptych COMMAND --help` explains a command, with examples. `triptych --version` prints the version."""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Descriptions as written, and one column for all options."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30, width=min(118, shutil.get_terminal_size().columns))
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and the nearest thing that would be right."""
+    """Reports what is wrong in one line, with the nearest thing that would be right."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see `{self.prog} --help`)")
@@ -72,75 +110,91 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _choose(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The verb that the words begin with, and the words behind it."""
+    """The command that the words start with, and the words after it."""
     for length in (2, 1):
         name = " ".join(words[:length])
         if name in COMMANDS:
             return name, words[length:]
-    members = _group(words[0])
+    members = _members(words[0])
     if members and len(words) == 1:
         raise UserError(f"`triptych {words[0]}` needs a second word: {' or '.join(members)}.")
     if members:
-        raise UserError(f"unknown verb {' '.join(words[:2])!r}.{did_you_mean(' '.join(words[:2]), members)}")
-    raise UserError(f"unknown verb {words[0]!r}.{did_you_mean(words[0], list(COMMANDS))}")
+        raise UserError(f"unknown command {' '.join(words[:2])!r}.{did_you_mean(' '.join(words[:2]), members)}")
+    raise UserError(f"unknown command {words[0]!r}.{did_you_mean(words[0], list(COMMANDS))}")
+
+
+def parser_of(name: str) -> _Parser:
+    """The parser of a command."""
+    parser = _Parser(f"triptych {name}", allow_abbrev=False, formatter_class=_Formatter)
+    COMMANDS[name].describe(parser)
+    parser.add_argument("--quiet", "-q", action="store_true", help="print results and errors only")
+    if "exit codes" not in f"{parser.description} {parser.epilog}":
+        parser.epilog = "\n\n".join(filter(None, [parser.epilog, _EXIT_CODES]))
+    return parser
 
 
 def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
-    """What a command line asks for."""
+    """The command and the arguments of a command line."""
     name, rest = _choose(words)
-    verb = COMMANDS[name]
-    parser = _Parser(
-        f"triptych {name}",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    verb.describe(parser)
-    return verb, parser.parse(rest)
+    return COMMANDS[name], parser_of(name).parse(rest)
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
 
 
 class _Terminated(BaseException):
-    """SIGTERM or SIGUSR1, as an exception: like Ctrl-C it must pass through everything that catches errors."""
+    """SIGTERM or SIGUSR1 as an exception: like Ctrl-C it must pass through everything that catches errors."""
 
 
 def _raise_terminated(*_: Any) -> NoReturn:
     raise _Terminated
 
 
+def _run(command: Command, args: argparse.Namespace) -> None:
+    with contextlib.ExitStack() as stack:
+        if args.quiet:  # progress and notes go to standard error; the error of a failure is printed by `main`
+            stack.enter_context(contextlib.redirect_stderr(stack.enter_context(open(os.devnull, "w"))))
+        command.run(args)
+    sys.stdout.flush()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     before = {number: signal.signal(number, _raise_terminated) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    verb = None
+    command = None
     try:
         if not words or words in (["-h"], ["--help"], ["help"]):
-            print(_overview())
+            print(overview())
             return 0
-        if len(words) == 2 and words[1] in _HELP and words[0] not in COMMANDS and _group(words[0]):
-            print(_summaries(_group(words[0])))
+        if len(words) == 2 and words[1] in _HELP and words[0] not in COMMANDS and _members(words[0]):
+            print(_rows(_members(words[0])))
             return 0
         if words[0] == "help":  # `triptych help tokenize`
             words = [*words[1:], "--help"]
         if words[0] in ("-V", "--version"):
             print(f"triptych {triptych.__version__}")
             return 0
-        verb, args = parse(words)
-        verb.run(args)
-        sys.stdout.flush()
+        command, args = parse(words)
+        _run(command, args)
         return 0
     except UserError as error:
         print(f"triptych: error: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # Who read our output has had enough. Python would complain once more when it flushes at exit.
+        # The reader of our output has closed it. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        # A folder that cannot be made, a file that cannot be written: what the user named, or a full disk.
+        # A folder that cannot be created, a file that cannot be written: a wrong name, or a full disk.
         where = f": {error.filename}" if error.filename else ""
         print(f"triptych: error: {error.strerror or error}{where}", file=sys.stderr)
         return UserError.exit_code
     except (KeyboardInterrupt, _Terminated) as stop:
-        print(f"triptych: {verb.when_stopped if verb else 'stopped.'}", file=sys.stderr)
-        return _PREEMPTED if isinstance(stop, _Terminated) else _INTERRUPTED
+        code = getattr(stop, "exit_code", None)  # a training run has said itself that and where it stopped
+        if code is None:
+            print(f"triptych: {command.when_stopped if command else 'stopped.'}", file=sys.stderr)
+            code = _PREEMPTED if isinstance(stop, _Terminated) else _INTERRUPTED
+        return code
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

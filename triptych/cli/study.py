@@ -1,22 +1,23 @@
-"""The verbs that run studies."""
+"""`triptych study NAME`: run a study, or redraw it from its records."""
 
 import argparse
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.command import Command
+from triptych.cli.args import positive_int
+from triptych.cli.command import STUDY, Command
 from triptych.errors import UserError
 
-# By name: the module, and the question it answers. Modules are imported when they are asked for: they load torch.
+# Name -> module and question. Modules are imported on use, because they load torch.
 STUDIES = {
-    "coordinates": ("coordinates", "do activations and their updates keep their size in wider and deeper models?"),
-    "lr-transfer": ("lr_transfer", "is the best learning rate of a small model that of wider and deeper ones?"),
-    "batch-size": ("batch_size", "does a run end at the same loss whatever its batch size, and up to which?"),
-    "search": ("search", "which learning rate, betas, epsilon and weight decay suit the base?"),
-    "modules": ("modules", "what is it worth that every kind of weight has its own values?"),
-    "scaling": ("scaling", "how large a model, on how many tokens, is best for a budget of compute?"),
-    "gamma": ("gamma", "of more tokens, how many should lower the noise and how many lengthen the way?"),
+    "coordinates": ("coordinates", "do activations and their updates keep their scale in wider and deeper models?"),
+    "lr-transfer": ("lr_transfer", "is the best learning rate of the proxy also the best for wider and deeper models?"),
+    "batch-size": ("batch_size", "up to which batch size does the batch-size rule keep the final loss constant?"),
+    "search": ("search", "which learning rate, betas, epsilon and weight decay are best for the proxy?"),
+    "modules": ("modules", "how much do separate hyperparameters for each kind of weight gain?"),
+    "scaling": ("scaling", "how large a model, on how many tokens, is compute-optimal?"),
+    "gamma": ("gamma", "how fast should the batch size grow with the number of tokens?"),
 }
 
 
@@ -27,67 +28,72 @@ def _study(name: str) -> Any:
 
 
 def _describe(name: str, parser: argparse.ArgumentParser) -> None:
+    question = STUDIES[name][1]
     parser.description = f"""\
-{STUDIES[name][1]}
+{question[0].upper()}{question[1:]}
 
-Many small runs, kept as records in FOLDER/records.jsonl; FOLDER/figure.png and the findings are made from the records
-alone. What is recorded is not run again, so an interrupted study goes on. Started several times with the same --out,
-here or on other machines that share the folder, it is done together.
+Runs many small models and appends one record per run to FOLDER/records.jsonl. The figure, FOLDER/figure.png, and the
+findings are made from the records alone. Recorded runs are not repeated, so the same command resumes an interrupted
+study. Several processes with the same --out share the runs, also on other machines that share the folder.
 
 examples:
   triptych scenes make data/scenes
   triptych study {name} --out runs/{name}
-  triptych study {name} --out runs/{name} --only-draw"""
-    from triptych.cli.args import whole_number
-
-    _study(name).describe(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of records, figure and findings")
-    parser.add_argument("--only-draw", action="store_true", help="run nothing: draw what is recorded")
+  triptych study {name} --out runs/{name} --plot-only"""
+    _study(name).add_arguments(parser)
     parser.add_argument(
-        "--threads", type=whole_number, default=1, help="of this process (default: 1; more processes are faster)"
+        "--out", type=Path, required=True, metavar="FOLDER", help="folder of the records, figure and findings"
     )
+    parser.add_argument("--plot-only", action="store_true", help="run nothing: draw the figure from the records")
     parser.add_argument(
-        "changes", metavar="KEY=VALUE", nargs="*", help="fields of the family's base that are to differ"
+        "--threads",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="CPU threads of this process (default: 1; several processes are faster)",
     )
+    parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the proxy to change in all runs")
 
 
 def _run(name: str, args: argparse.Namespace) -> None:
     import torch
 
-    from triptych.recipes.proxy import check
-    from triptych.studies.base import about, join
+    from triptych.recipes.proxy import check_overrides
+    from triptych.studies.base import join, read_study
     from triptych.tokenizers.bundle import TokenizerBundle
-    from triptych.training.config import override
     from triptych.training.setup import check_data
+    from triptych.utils.config import override
     from triptych.utils.trials import TrialRecords
 
-    study, is_whole = _study(name), True
-    if args.only_draw:
-        kept = about(args.out)["study"]
-        if kept != name:
-            raise UserError(f"{args.out} holds a study of {kept!r}: draw it with `triptych study {kept}`.")
+    study, is_finished = _study(name), True
+    if args.plot_only:
+        saved = read_study(args.out)["study"]
+        if saved != name:
+            raise UserError(f"{args.out} holds the study {saved!r}: draw it with `triptych study {saved}`.")
     else:
         torch.set_num_threads(args.threads)
         config = override(study.base(), args.changes)
-        check(config)
+        check_overrides(config)
         bundle = TokenizerBundle.load(config.tokenizers)
         check_data(config, bundle)
-        join(args.out, name, config, study.fixed(args))
-        is_whole = study.run(args, config, bundle)
+        join(args.out, name, config, study.fixed_options(args))
+        is_finished = study.run(args, config, bundle)
     records = list(TrialRecords(args.out))
     if not records:
         raise UserError(f"{args.out} has no records yet.")
-    cost = sum(record.get("seconds", 0) for record in records) / 60
-    print(f"{len(records)} records in {args.out}, {cost:,.1f} minutes of one process")
-    if not is_whole:
+    minutes = sum(record.get("seconds", 0) for record in records) / 60
+    print(f"{len(records)} records in {args.out}, {minutes:,.1f} minutes of one process")
+    if not is_finished:
         others = TrialRecords(args.out).workers
-        print(f"the rest is claimed by {'; '.join(others) or 'others'}: the last one to end tells what was found")
-        print("if there is none any more, run the same command again in a minute")
+        print(
+            f"the rest is claimed by {'; '.join(others) or 'other processes'}: the last one to end prints the findings"
+        )
+        print("if no other process is running any more, run the same command again in a minute")
         return
     for line in study.findings(records):
         print(f"  {line}")
     study.draw(records, args.out / "figure.png")
-    print(f"drew {args.out / 'figure.png'}")
+    print(f"wrote {args.out / 'figure.png'}")
 
 
 COMMANDS = {
@@ -95,7 +101,8 @@ COMMANDS = {
         question,
         partial(_describe, name),
         partial(_run, name),
-        "stopped; what is recorded is kept, the same command goes on.",
+        group=STUDY,
+        when_stopped="stopped; finished runs are recorded, and the same command resumes the study.",
     )
     for name, (_, question) in STUDIES.items()
 }

@@ -1,23 +1,24 @@
-"""The verb that looks for damage, whatever a folder holds."""
+"""`triptych verify`: look for damage, whatever a folder holds."""
 
 import argparse
 from pathlib import Path
 
-from triptych.cli.command import Command
+from triptych.cli.command import DATA, Command
 from triptych.errors import CheckpointError, UserError
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
-Compare every file of data sets, runs, checkpoints and saved models with what was written. Nothing is changed.
+Compare every file of datasets, runs, checkpoints and saved models with the checksums that were written. Nothing is
+changed.
 
 examples:
-  triptych verify data/scenes                     all data sets below a folder
+  triptych verify data/scenes                     all datasets below a folder
   triptych verify runs/scenes                     all checkpoints of a run
   triptych verify runs/scenes/checkpoints/step-00001000
   triptych verify models/scenes                   a saved model
 
-exit codes: 3 for damaged data, 4 for damaged checkpoints and models"""
+exit codes: 0 intact, 2 wrong argument, 3 damaged data, 4 damaged checkpoint or model"""
     parser.add_argument("folders", nargs="+", metavar="FOLDER", type=Path)
 
 
@@ -28,7 +29,7 @@ def _run(args: argparse.Namespace) -> None:
             raise UserError(f"no such folder: {folder}")
         try:
             _verify(folder)
-        except UserError as error:  # the other folders are looked at all the same
+        except UserError as error:  # the other folders are checked all the same
             damaged.append(error)
     if damaged:
         raise type(damaged[0])("\n".join(map(str, damaged)))
@@ -55,20 +56,22 @@ def _verify(folder: Path) -> None:
 def _verify_checkpoints(folder: Path) -> None:
     from triptych.training.checkpoint import list_checkpoints, verify
 
-    found = list_checkpoints(folder) if folder.name == "checkpoints" else [folder]
-    if not found:
+    checkpoints = list_checkpoints(folder) if folder.name == "checkpoints" else [folder]
+    if not checkpoints:
         raise CheckpointError(f"{folder} holds no checkpoint.")
-    bad = []
-    for path in found:
+    problems = []
+    for path in checkpoints:
         try:
             verify(path)
+            print(f"{path}: intact", flush=True)
         except CheckpointError as error:
-            bad.append(str(error))
-        print(f"{path}: {'damaged' if bad and bad[-1].startswith(str(path)) else 'intact'}", flush=True)
-    if bad:
+            problems.append(str(error))
+            print(f"{path}: damaged", flush=True)
+    if problems:
         raise CheckpointError(
-            "\n  ".join(["damaged checkpoints:", *bad]) + "\nTraining sets them aside and uses the one before."
+            "\n  ".join(["damaged checkpoints:", *problems])
+            + "\nTraining sets them aside and resumes from the newest intact one."
         )
 
 
-COMMANDS = {"verify": Command("check data sets, checkpoints and models for damage", _describe, _run)}
+COMMANDS = {"verify": Command("check datasets, checkpoints and models for damage", _describe, _run, DATA)}

@@ -1,5 +1,5 @@
-"""From raw samples to batches of token ids.
+"""From raw files to batches of token ids.
 
-sources -> tokenize -> shards                           once, `triptych tokenize`
-shards  -> mix -> sequences -> pack -> loader -> Batch  while training
+sources -> tokenize -> shards                           once, by `triptych tokenize`
+shards  -> mix -> sequences -> pack -> steps -> loader   during training
 """

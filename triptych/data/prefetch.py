@@ -1,7 +1,7 @@
-"""Calling a function of a number ahead of time, in order, in a thread or in worker processes.
+"""Prefetching: calls of a function of a number, in order, ahead of time, in a thread or in worker processes.
 
-grain does the work. What is added here is how it ends: a worker that is killed is an error and not a hang, workers
-never outlive their parent, and nobody complains at exit.
+grain runs the calls. This module adds a clean end: a killed worker is an error instead of a hang, workers never
+outlive their parent, and exit is silent.
 """
 
 import multiprocessing
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """An iterator over make(first), make(first + 1), ... that runs ahead by up to `prefetch` calls, per worker.
+    """An iterator over make(first), make(first + 1), ... that computes up to `prefetch` results ahead, per worker.
 
-    Without workers one thread makes them, or, with `prefetch=0`, the caller. An error of `make` comes out where its
-    result would have, with its type and message.
+    Without workers, one thread computes them, or, with `prefetch=0`, the caller. An exception of `make` is raised in
+    place of its result, with the same type and message.
     """
 
     def __init__(self, make: Callable[[int], T], first: int, stop: int | None, num_workers: int, prefetch: int):
@@ -53,17 +53,17 @@ class Prefetcher(Generic[T]):
             if isinstance(error, RuntimeError) and "terminated unexpectedly" in str(error):
                 raise RuntimeError(
                     f"a loader worker died ({error}) If memory ran out, use fewer workers or a smaller prefetch; "
-                    "exit code -7 means that a shard was cut short while it was being read."
+                    "exit code -7 means that a shard was truncated while it was being read."
                 ) from error
             raise
 
     def close(self) -> None:
-        """Stop running ahead; not to be used after that."""
+        """Stop the workers. The iterator cannot be used afterwards."""
         self._finalize()
 
 
 def _stop(running: list[Any], folder: Path | None) -> None:
-    # The list lets go of the iterator here and now. What is left of it at exit complains when it is collected.
+    # The list drops the iterator now. Collected at exit, it would print errors.
     while running:
         running.pop().close()
     if folder is not None:
@@ -72,10 +72,10 @@ def _stop(running: list[Any], folder: Path | None) -> None:
 
 @dataclass(frozen=True)
 class _ToFile:
-    """Leaves a result in a file for the parent; only its number goes through grain's pipe.
+    """Writes a result to a file for the parent; only its number goes through grain's pipe.
 
-    A worker that is killed in the middle of a long message leaves its reader waiting for the rest for ever. grain can
-    pass arrays in shared memory instead, but leaks at exit what was not fetched, and dies of SIGBUS when it is full.
+    A worker that is killed during a long message leaves its reader waiting forever. grain can pass arrays in shared
+    memory instead, but leaks unfetched ones at exit, and dies of SIGBUS when shared memory is full.
     """
 
     make: Callable[[int], Any]
@@ -93,13 +93,13 @@ def _take_file(path: Path) -> Any:
 
 
 def _memory_folder() -> Path:
-    """A new folder, in memory where the system has such a place."""
+    """A new temporary folder, in memory (/dev/shm) if possible."""
     memory = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="triptych-", dir=memory if os.access(memory, os.W_OK) else None))
 
 
 def _prepare_worker(folder: Path, index: int, count: int) -> None:
-    """A worker lives as long as its parent, which alone decides what a signal to the whole group means."""
+    """Ignore signals to the process group, which the parent handles, and end when the parent ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
@@ -114,7 +114,7 @@ def _prepare_worker(folder: Path, index: int, count: int) -> None:
 
 
 def _import_grain() -> Any:
-    """grain, without its warning that JAX's profiler is missing."""
+    """Import grain without its warning about JAX's profiler."""
     from absl import logging
 
     verbosity = logging.get_verbosity()

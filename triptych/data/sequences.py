@@ -1,17 +1,18 @@
-"""What a sequence is: token samples of one data set, with the special tokens around them.
+"""Training sequences: the samples of one dataset with special tokens around them.
 
-    PackedText   [TASK BOS d1 EOS BOS d2 EOS BOS part of d3]     documents one after another, cut every seq_len
-    Documents    [TASK BOS d1 EOS]                               every document its own sequence
-    Pairs        [TASK BOS_m media EOS_m BOS text EOS]           an image or a sound, and its text
+    PackedText   [TASK BOS d1 EOS BOS d2 EOS BOS part of d3]     documents concatenated, cut every seq_len
+    Documents    [TASK BOS d1 EOS]                               one document per sequence
+    Pairs        [TASK BOS_m media EOS_m BOS text EOS]           an image or audio clip, and its text
 
-The end of a sound or a text may be open: then its EOS is repeated up to a fixed number of positions. A model that has
-to predict those learns how long things are: at position i it gives EOS the probability that all has been said by then.
+Each class gives random access: the lengths of its sequences are known without reading tokens, and a sequence is
+written directly into its row of the batch.
 
-Each is a source with random access: how long its sequences are is known without reading a token, and a sequence is
-written straight into its place in the batch.
+Variable-length training (`OpenEnds`): a masked-diffusion model fills a canvas of fixed length, so it has to learn where
+texts and audio clips end. In a fraction of the samples the EOS of a text or clip is repeated up to a fixed length (its
+end is open), and all of these EOS may be masked. The model that predicts them learns the distribution of lengths: at
+position i it gives EOS the probability that the item has ended by i (docs/decisions/0008-open-ends.md).
 """
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,7 @@ from triptych.errors import DataError, UserError
 from triptych.utils.rng import DataStream, random_bits
 from triptych.vocab import Modality, Task
 
-RETRY_SECONDS = (0.1, 0.5, 2.0)  # pauses before a shard that cannot be opened is given up
-BLOCK = 1024  # neighbouring documents that are shuffled among themselves
+BLOCK = 1024  # documents are shuffled within blocks of this many neighbours
 PAIR_SPECIALS = 5  # TASK, BOS and EOS of the media, BOS and EOS of the text
 _CACHED_BLOCKS = 256
 _CACHED_SHARDS = 64
@@ -34,25 +34,26 @@ _CACHED_SHARDS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEnds:
-    """How often, and how far, ends are filled up with EOS. What does not leave room for two EOS stays as it is."""
+    """Variable-length training by EOS fill: how often, and up to which length. Items that leave room for fewer than
+    two EOS are not filled. Images have a fixed size and are never filled."""
 
     probability: float = 0.0
-    """Of an end being open; drawn for the sound and the text of a pair independently."""
+    """Probability that a text or audio clip is filled up; drawn independently for the two parts of a pair."""
     text: int = 0
-    """Positions from the first token of a text to the end of its fill."""
+    """Length of a filled text, EOS included."""
     audio: int = 0
-    """The same for a sound. Pictures have one size and need none."""
+    """Length of a filled audio clip in tokens, EOS included."""
     audio_share: float = 1.0
-    """What the probability is multiplied by for sounds, whose fill is long."""
+    """Factor on the probability for audio clips, whose fill is long."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.probability <= 1 and 0 <= self.audio_share <= 1) or min(self.text, self.audio) < 0:
             raise UserError(
-                f"open ends need a probability between 0 and 1 and lengths that are not negative, got {self}."
+                f"open_ends needs probabilities between 0 and 1 and lengths that are not negative, got {self}."
             )
 
     def fill(self, lengths: np.ndarray, room: int, probability: float, *key: int | np.ndarray) -> np.ndarray:
-        """How many EOS stand behind each: as many as fill the room if the end is open, otherwise one."""
+        """Number of EOS after each item of these lengths: up to `room` positions if its end is open, otherwise one."""
         is_open = random_bits(*key) < probability * 2.0**64
         return np.where(is_open & (lengths + 2 <= room), room - lengths, 1)
 
@@ -61,41 +62,29 @@ NO_OPEN_ENDS = OpenEnds()
 
 
 class SequenceSource(Protocol):
-    """Random access to the sequences of one data set."""
+    """Random access to the sequences of one dataset. They may depend on the epoch."""
 
     task: Task
 
     def __len__(self) -> int: ...
 
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
-        """int64 [n]: positions of each sequence, from the index of the shards alone."""
+        """int64 [n]: length of each sequence, without reading its tokens."""
 
     def write(self, index: int, epoch: int, out: np.ndarray) -> None:
-        """Write the sequence's ids of the unified vocabulary into `out`, int32 of exactly its length."""
-
-
-def open_shard(dataset: TokenDataset, number: int) -> Shard:
-    """`dataset.shard(number)`, tried again a few times when the file system fails."""
-    for pause in RETRY_SECONDS:
-        try:
-            return dataset.shard(number)
-        except DataError as error:
-            if not isinstance(error.__cause__, OSError):
-                raise
-        time.sleep(pause)
-    return dataset.shard(number)
+        """Write the sequence as ids of the unified vocabulary into `out`, int32 of exactly its length."""
 
 
 class PackedText:
-    """Documents in shuffled order, each between BOS and EOS, cut into rows of exactly seq_len that start with TASK.
+    """Shuffled documents, each between BOS and EOS, concatenated and cut into rows of exactly seq_len, TASK first.
 
-    A shard's documents form a ring: its last row is filled up from its first document, so that nothing is lost and
-    nothing padded. How many rows a shard has follows from the counts in the manifest; no file is opened for it.
-    Documents are shuffled within blocks of 1,024 neighbours, anew in every epoch. Finding the document at a position
-    then takes one block's lengths instead of a whole shard's, and rows remain cheap in any order.
+    A shard's documents form a ring: its last row continues with its first document, so that nothing is lost or padded.
+    The number of rows of a shard follows from the counts in the manifest; no file is opened for it. Documents are
+    shuffled within blocks of 1,024 neighbours, differently in every epoch. Finding the document at a position then
+    takes the lengths of one block instead of a whole shard, so random access to rows is cheap.
 
-    With probability `p_subsample` a row is only a random window of itself, of random length (the paper's table of
-    data hyperparameters). With `seed=None` documents stand in order, and the last row of a shard is short, not filled.
+    With probability `p_subsample` a row is replaced by a random window of itself, of random length (the paper's data
+    hyperparameters). With `seed=None` documents are in order, and the last row of a shard is short.
     """
 
     task = Task.TEXT
@@ -111,7 +100,7 @@ class PackedText:
         return int(self._starts[-1])
 
     def __getstate__(self) -> dict:
-        """Workers make their own cache."""
+        """Worker processes build their own cache."""
         return {name: value for name, value in self.__dict__.items() if name != "_block"}
 
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
@@ -119,7 +108,7 @@ class PackedText:
 
     def write(self, index: int, epoch: int, out: np.ndarray) -> None:
         shard, row = _locate(self._starts, index)
-        # A full row starts at its beginning; only the few windows need their random numbers again.
+        # A full row starts at its first token; only windows need their random start again.
         skipped = 0 if len(out) > self._body else int(self._windows(np.array([index]), np.array([epoch]))[0][0])
         out[0], bos, eos = self._specials
         at = 1
@@ -129,37 +118,37 @@ class PackedText:
                 return
 
     def _windows(self, indices: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is kept of each row: how many tokens are skipped, and how many are taken."""
+        """The window of each row: number of tokens skipped, and number of tokens taken."""
         shards, rows = _locate(self._starts, indices)
         ring = self._ring_lengths[shards]
         if self.seed is None:
             return np.zeros_like(rows), np.minimum(self._body, ring - rows * self._body)
-        full = np.minimum(self._body, ring)  # never twice around the ring: a row must not repeat itself
+        full = np.minimum(self._body, ring)  # a row must not repeat a token of a short ring
         chance = random_bits(self.seed, DataStream.CHANCE, epochs, indices)
-        # Two tokens at least, so that a window is never a lone BOS, which would leave nothing to mask.
+        # At least two tokens: a window of BOS alone would have nothing to mask.
         shorter = np.minimum(full, 2 + _below(full - 1, self.seed, DataStream.LENGTH, epochs, indices))
         taken = np.where(chance < self.p_subsample * 2.0**64, shorter, full)
         return _below(full - taken + 1, self.seed, DataStream.START, epochs, indices), taken
 
     def _documents(self, shard: int, epoch: int, position: int) -> Iterator[tuple[np.ndarray, int]]:
-        """The documents around the ring from `position` on, and how much of the first one lies before it."""
-        opened = open_shard(self.dataset, shard)
+        """The documents of the ring from `position` on, each with the number of its tokens before that position."""
+        opened = self.dataset.shard(shard)
         while True:
             position %= int(self._ring_lengths[shard])
             block = int(np.searchsorted(_block_starts(opened), position, side="right")) - 1
             documents, starts = self._block(shard, epoch, block)
-            for place in range(bisect_right(starts, position) - 1, len(documents)):
-                text = opened[documents[place]].text
-                yield text, position - starts[place]
-                position = starts[place] + len(text) + 2
+            for number in range(bisect_right(starts, position) - 1, len(documents)):
+                text = opened[documents[number]].text
+                yield text, position - starts[number]
+                position = starts[number] + len(text) + 2
 
     @cached_property
     def _block(self) -> Callable[[int, int, int], tuple[list[int], list[int]]]:
         return lru_cache(_CACHED_BLOCKS)(self._order_block)
 
     def _order_block(self, shard: int, epoch: int, block: int) -> tuple[list[int], list[int]]:
-        """The documents of a block in this epoch's order, and where each starts on the shard's ring."""
-        opened = open_shard(self.dataset, shard)
+        """The documents of a block in this epoch's order, and their start positions on the shard's ring."""
+        opened = self.dataset.shard(shard)
         documents = np.arange(block * BLOCK, min((block + 1) * BLOCK, len(opened)))
         if self.seed is not None:
             keys = random_bits(self.seed, DataStream.DOCUMENT_ORDER, epoch, shard, documents)
@@ -169,10 +158,10 @@ class PackedText:
 
 
 class Documents:
-    """Every document is a sequence of its own, so that documents cannot attend to each other.
+    """Document attention: every document is a sequence, so documents cannot attend to each other.
 
-    What is too long for seq_len is cut into as few pieces as possible, of equal length: no piece is a lone EOS.
-    Empty documents are left out: they have nothing to mask. Only a document in one piece can have an open end.
+    A document too long for seq_len is cut into the fewest pieces of equal length, so that no piece is a lone EOS. Empty
+    documents are left out, because they have nothing to mask. Only a document in one piece can have an open end.
     """
 
     task = Task.TEXT
@@ -190,33 +179,33 @@ class Documents:
         return int(self._starts[-1])
 
     def __getstate__(self) -> dict:
-        """Workers make their own cache."""
+        """Worker processes build their own cache."""
         return {name: value for name, value in self.__dict__.items() if name != "_piece_starts"}
 
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         lengths = np.empty(len(indices), np.int64)
         for shard, mine, within in _by_shard(self._starts, indices):
-            document, begin, end = self._find(shard, within)
-            lengths[mine] = 1 + end - begin
+            document, start, stop = self._find(shard, within)
+            lengths[mine] = 1 + stop - start
             if self.seed is not None and self.open_ends.probability:
-                offsets = open_shard(self.dataset, shard).offsets
+                offsets = self.dataset.shard(shard).offsets
                 texts = offsets[document + 1] - offsets[document]
                 ends, key = self.open_ends, (self.seed, DataStream.OPEN_TEXT, epochs[mine], indices[mine])
                 fill = ends.fill(texts, min(ends.text, self._body - 1), ends.probability, *key)
-                lengths[mine] += np.where(end - begin == texts + 2, fill - 1, 0)
+                lengths[mine] += np.where(stop - start == texts + 2, fill - 1, 0)
         return lengths
 
     def write(self, index: int, epoch: int, out: np.ndarray) -> None:
         shard, piece = _locate(self._starts, index)
-        document, begin, _ = self._find(int(shard), piece)
+        document, start, _ = self._find(int(shard), piece)
         out[0], bos, eos = self._specials
-        text = open_shard(self.dataset, int(shard))[int(document)].text
-        written = _write_document(out[1:], text, int(begin), bos, eos)
+        text = self.dataset.shard(int(shard))[int(document)].text
+        written = _write_document(out[1:], text, int(start), bos, eos)
         out[1 + written :] = eos
 
     def _pieces(self, shard: int) -> np.ndarray:
-        """How many pieces each document of a shard is cut into."""
-        lengths = open_shard(self.dataset, shard).lengths
+        """Number of pieces of each document of a shard."""
+        lengths = self.dataset.shard(shard).lengths
         return np.where(lengths > 0, -(-(lengths + 2) // self._body), 0)
 
     @cached_property
@@ -224,16 +213,16 @@ class Documents:
         return lru_cache(_CACHED_SHARDS)(lambda shard: _starts(self._pieces(shard)))
 
     def _find(self, shard: int, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The document a piece is from, and between which of its wrapped tokens it lies."""
+        """The document of a piece, and the range of its tokens, BOS and EOS included, that the piece covers."""
         starts = self._piece_starts(shard)
         document, number = _locate(starts, piece)
-        offsets = open_shard(self.dataset, shard).offsets
+        offsets = self.dataset.shard(shard).offsets
         wrapped, parts = offsets[document + 1] - offsets[document] + 2, starts[document + 1] - starts[document]
         return document, number * wrapped // parts, (number + 1) * wrapped // parts
 
 
 class Pairs:
-    """An image or a sound with its text. Text that does not fit is cut before its EOS; media are never cut."""
+    """An image or audio clip with its text. Text that does not fit is cut before its EOS; media are never cut."""
 
     def __init__(
         self, dataset: TokenDataset, seq_len: int, seed: int | None = None, open_ends: OpenEnds = NO_OPEN_ENDS
@@ -253,7 +242,7 @@ class Pairs:
     def _check_media_fits(self) -> None:
         for number, info in enumerate(self.dataset.manifest.shards):
             if info.longest_media + PAIR_SPECIALS > self._seq_len:
-                splits = open_shard(self.dataset, number).splits
+                splits = self.dataset.shard(number).splits
                 worst = int(splits.argmax())
                 raise DataError(
                     f"{self.dataset.folder / info.file}: sample {worst} has {splits[worst]} media tokens, which with "
@@ -267,7 +256,7 @@ class Pairs:
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         lengths = np.empty(len(indices), np.int64)
         for shard, mine, within in _by_shard(self._starts, indices):
-            opened = open_shard(self.dataset, shard)
+            opened = self.dataset.shard(shard)
             media = opened.splits[within]
             text = opened.offsets[within + 1] - opened.offsets[within] - media
             media_fill, text_fill = self._fills(media, text, indices[mine], epochs[mine])
@@ -277,7 +266,7 @@ class Pairs:
     def _fills(
         self, media: np.ndarray, text: np.ndarray, indices: np.ndarray, epochs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """How many EOS stand behind the media and behind the text; what would not fit seq_len is not filled."""
+        """Number of EOS after the media and after the text; a sequence that would exceed seq_len is not filled."""
         ones = np.ones_like(media)
         if self.seed is None or not self.open_ends.probability:
             return ones, ones
@@ -292,7 +281,7 @@ class Pairs:
 
     def write(self, index: int, epoch: int, out: np.ndarray) -> None:
         shard, within = _locate(self._starts, index)
-        sample = open_shard(self.dataset, int(shard))[int(within)]
+        sample = self.dataset.shard(int(shard))[int(within)]
         media, text = sample.media, sample.text
         media_fill, _ = self._fills(*(np.array([n]) for n in (len(media), len(text), index, epoch)))
         media_end = 2 + len(media)
@@ -307,17 +296,17 @@ class Pairs:
 
 
 def _text_specials(dataset: TokenDataset) -> tuple[int, int, int]:
-    """TASK, BOS and EOS of a text."""
+    """The ids of TASK, BOS and EOS of a text."""
     vocabulary = dataset.vocabulary
     return vocabulary.task(Task.TEXT), vocabulary.bos(Modality.TEXT), vocabulary.eos(Modality.TEXT)
 
 
 def _write_document(out: np.ndarray, text: np.ndarray, skip: int, bos: int, eos: int) -> int:
-    """Write [BOS text EOS] from its token number `skip` on, as far as `out` reaches; how many that were."""
+    """Write [BOS text EOS] from its token number `skip` on, as far as `out` reaches; returns the number of tokens."""
     written = min(len(out), len(text) + 2 - skip)
-    begin, end = max(skip - 1, 0), min(skip + written - 1, len(text))
-    at = begin + 1 - skip
-    out[at : at + end - begin] = text[begin:end]  # the text range starts at 0: local ids are global ids
+    start, stop = max(skip - 1, 0), min(skip + written - 1, len(text))
+    at = start + 1 - skip
+    out[at : at + stop - start] = text[start:stop]  # the text range starts at 0: local ids are global ids
     if skip == 0:
         out[0] = bos
     if skip + written == len(text) + 2:
@@ -326,24 +315,24 @@ def _write_document(out: np.ndarray, text: np.ndarray, skip: int, bos: int, eos:
 
 
 def _starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """[n + 1]: where each of several stretches begins, and where the last one ends."""
+    """[n + 1]: start of each of n consecutive ranges, and the end of the last."""
     return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))])
 
 
 def _block_starts(shard: Shard) -> np.ndarray:
-    """Where each block of documents begins on the shard's ring."""
+    """Start of each block of documents on the shard's ring."""
     first = np.arange(0, len(shard), BLOCK)
     return shard.offsets[first] + 2 * first
 
 
 def _locate(starts: np.ndarray, index: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
-    """In which stretch an index lies, and where in it."""
-    stretch = np.searchsorted(starts, index, side="right") - 1
-    return stretch, index - starts[stretch]
+    """The range that contains an index, and the index within it."""
+    number = np.searchsorted(starts, index, side="right") - 1
+    return number, index - starts[number]
 
 
 def _by_shard(starts: np.ndarray, indices: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For every shard that is asked for: its number, which of the indices are its own, and where they are in it."""
+    """For every shard with some of the indices: its number, which indices they are, and the samples within it."""
     shards, within = _locate(starts, indices)
     for shard in np.unique(shards).tolist():
         mine = np.flatnonzero(shards == shard)
@@ -351,5 +340,5 @@ def _by_shard(starts: np.ndarray, indices: np.ndarray) -> Iterator[tuple[int, np
 
 
 def _below(size: np.ndarray, *key: int | np.ndarray) -> np.ndarray:
-    """A random integer from 0 up to but not including `size` (0 for an empty range)."""
+    """A random integer in [0, size), or 0 for an empty range."""
     return (random_bits(*key) % np.maximum(size, 1).astype(np.uint64)).astype(np.int64)

@@ -1,24 +1,22 @@
-"""Token shards: safetensors files that any tool can open, with a checksum per sample, and a manifest over them.
+"""Token shards: safetensors files, readable by any tool, with a checksum per sample and a manifest.
 
-A data set is a folder of one task:
+A dataset is a folder of one task:
 
-    manifest.json            what it is, from which tokenizers, and every shard with its SHA-256 and counts
+    manifest.json            task, vocabulary, tokenizers, and the SHA-256 and counts of every shard
     shard-00000.safetensors  tokens   uint16 or uint32 [n]  local ids, media first, then text, sample after sample
-                             offsets  int64 [samples + 1]   where each sample starts in `tokens`
-                             splits   int32 [samples]       how many of its tokens are media
+                             offsets  int64 [samples + 1]   start of each sample in `tokens`
+                             splits   int32 [samples]       number of media tokens of each sample
                              crc32    uint32 [samples]      of the sample's bytes and split; checked on every read
 
-Samples are read through a memory map, so opening a data set costs nothing and workers share the page cache.
+Samples are read through a memory map, so opening a dataset is cheap and workers share the page cache.
 """
 
 import hashlib
 import itertools
 import json
 import mmap
-import os
 import struct
 import threading
-import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -31,6 +29,7 @@ from safetensors.numpy import save as to_safetensors
 
 from triptych.data.types import TokenSample
 from triptych.errors import DataError
+from triptych.utils.files import with_retries, write_atomically
 from triptych.vocab import Task, Vocabulary
 
 MANIFEST = "manifest.json"
@@ -41,38 +40,42 @@ _DTYPES: dict[str, np.dtype] = {
     "I64": np.dtype("<i8"),
 }
 _MAX_HEADER_BYTES = 1 << 20
-_PATIENCE = (0.1, 0.5, 2.0)  # seconds before a shard that cannot be read is tried again
 
 
 class UnreadableError(DataError):
-    """A file that is not there or cannot be read now: another time it may."""
+    """A file that is missing or cannot be read at the moment; it may be readable later."""
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One line of the manifest."""
+    """The entry of one shard in the manifest."""
 
     file: str
     sha256: str
     samples: int
     tokens: int
     longest_media: int = 0
-    """Most media tokens of a sample: whether a sequence length suffices can be told without opening the shard."""
+    """Most media tokens of a sample: shows whether a sequence length suffices without opening the shard."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Describes a folder of shards. It is written last: a folder without one is unfinished."""
+    """Description of a folder of shards. It is written last: a folder without a manifest is unfinished."""
 
     name: str
     task: str
+    """Name of a `Task`."""
     vocabulary: dict[str, int]
+    """Fields of a `Vocabulary`."""
     tokenizers: dict[str, str]
-    """Fingerprint of the tokenizer of each modality in it."""
+    """Fingerprint of the tokenizer of each modality in the dataset."""
     shards: list[ShardInfo]
     bad_samples: int = 0
+    """Number of samples that were left out."""
     created_by: str = ""
+    """Program and version."""
     settings: dict = field(default_factory=dict)
+    """Configuration of the run that made the dataset."""
 
     @property
     def num_samples(self) -> int:
@@ -84,7 +87,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any sample of the data set changes."""
+        """Changes when any sample of the dataset changes."""
         content = [self.task, self.vocabulary, self.tokenizers, [asdict(shard) for shard in self.shards]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -99,7 +102,7 @@ class Manifest:
             content = json.loads(path.read_text())
         except FileNotFoundError as error:
             raise DataError(
-                f"{folder} is not a finished data set: {MANIFEST} is missing. "
+                f"{folder} is not a finished dataset: {MANIFEST} is missing. "
                 "Make one with `triptych tokenize`, or run the same command again to finish it."
             ) from error
         except (OSError, ValueError, RecursionError) as error:
@@ -118,30 +121,17 @@ class Manifest:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Raise TypeError or KeyError for what only a damaged or hand-written manifest holds."""
+    """Raise TypeError or KeyError for values that only a damaged or hand-written manifest has."""
     Task[manifest.task]
     texts = [manifest.name, manifest.created_by, *(shard.file for shard in manifest.shards)]
     counts = [manifest.bad_samples]
     counts += [n for shard in manifest.shards for n in (shard.samples, shard.tokens, shard.longest_media)]
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a name is not a text")
+        raise TypeError("a name is not a string")
     if not all(isinstance(count, int) and 0 <= count < 2**62 for count in counts):
-        raise TypeError("a count is not a number that can be")
+        raise TypeError("a count is not a plausible number")
     if not isinstance(manifest.settings, dict) or not isinstance(manifest.tokenizers, dict):
         raise TypeError("settings and tokenizers must be objects")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write aside, flush to disk, then rename: a reader sees the old file or the whole new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def write_shard(path: Path, samples: Sequence[TokenSample], vocabulary: Vocabulary) -> ShardInfo:
@@ -166,7 +156,7 @@ def write_shard(path: Path, samples: Sequence[TokenSample], vocabulary: Vocabula
 
 
 def _checksum(record: np.ndarray, split: int) -> int:
-    """CRC-32 started from the split instead of 0: a changed split always changes it, as does a changed token."""
+    """CRC-32 that starts from the split instead of 0, so that it detects a changed split as well as a changed token."""
     return zlib.crc32(record.tobytes(), int(split))
 
 
@@ -189,7 +179,7 @@ class Shard:
             and bool((self.splits >= 0).all() and (lengths >= self.splits).all())
         )
         if not consistent:
-            raise DataError(f"{path} is damaged: its offsets do not fit its tokens. Tokenize again.")
+            raise DataError(f"{path} is damaged: its offsets do not match its tokens. Tokenize again.")
 
     def __len__(self) -> int:
         return len(self.splits)
@@ -211,13 +201,13 @@ class Shard:
 
 
 class _OpenShards:
-    """The shards that are open in this process, over all data sets: the least recently used is closed first.
+    """LRU cache of the shards that are open in this process, over all datasets.
 
-    An open shard is a memory map and a file descriptor, of which a process may have about a thousand.
+    An open shard holds a memory map and a file descriptor, of which a process may have about a thousand.
     """
 
-    def __init__(self, most: int):
-        self._most, self._lock = most, threading.Lock()
+    def __init__(self, max_open: int):
+        self._max_open, self._lock = max_open, threading.Lock()
         self._shards: OrderedDict[tuple[int, int], Shard] = OrderedDict()
 
     def get(self, owner: int, number: int, open_: Callable[[], Shard]) -> Shard:
@@ -226,29 +216,21 @@ class _OpenShards:
             if shard is None:
                 shard = open_()
             self._shards[owner, number] = shard
-            if len(self._shards) > self._most:
+            if len(self._shards) > self._max_open:
                 self._shards.popitem(last=False)
             return shard
 
 
-_OPEN_SHARDS = _OpenShards(most=256)
+_OPEN_SHARDS = _OpenShards(max_open=256)
 _owners = itertools.count()
 
 
-def _with_patience(open_: Callable[[], Shard]) -> Shard:
-    """Try again where a file cannot be read: shared file systems have bad moments. What is damaged stays so."""
-    for wait in (*_PATIENCE, None):
-        try:
-            return open_()
-        except UnreadableError:
-            if wait is None:
-                raise
-            time.sleep(wait)
-    raise AssertionError
-
-
 class TokenDataset:
-    """Random access to all samples of a folder of shards; shards are opened when they are used."""
+    """Random access to all samples of a folder of shards. A shard is opened on first use.
+
+    dataset = TokenDataset("data/photos")
+    sample = dataset[0]  # sample.media and sample.text are arrays of token ids
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -262,7 +244,7 @@ class TokenDataset:
         return self.manifest.num_samples
 
     def __getstate__(self) -> dict:
-        """Workers get the folder, not the lengths, which they can read themselves."""
+        """Worker processes read the lengths themselves."""
         return {name: value for name, value in self.__dict__.items() if name != "lengths"}
 
     def __setstate__(self, state: dict) -> None:
@@ -276,10 +258,10 @@ class TokenDataset:
         path = self.folder / info.file
         if path.parent != self.folder:
             raise DataError(f"{self.folder / MANIFEST} names a shard outside its folder: {info.file!r}.")
-        shard = _with_patience(lambda: Shard(path, self.task))
+        shard = with_retries(lambda: Shard(path, self.task), UnreadableError)
         if len(shard) != info.samples or len(shard.tokens) != info.tokens:
             raise DataError(
-                f"{path} does not fit {MANIFEST}: "
+                f"{path} does not match {MANIFEST}: "
                 f"it holds {len(shard)} samples and {len(shard.tokens)} tokens, not {info.samples} and {info.tokens}."
             )
         return shard
@@ -297,7 +279,7 @@ class TokenDataset:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def verify(self) -> list[str]:
-        """Read everything; one line for each file that does not match the manifest."""
+        """Read every file; returns one line for each that does not match the manifest."""
         problems = []
         for number, info in enumerate(self.manifest.shards):
             path = self.folder / info.file
@@ -316,7 +298,7 @@ class TokenDataset:
 
 
 def _map_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Memory-map the arrays of a safetensors file, trusting nothing in its header."""
+    """Memory-map the arrays of a safetensors file, after checking every number of its header."""
     try:
         file_bytes = path.stat().st_size
         with open(path, "rb") as file:
@@ -332,15 +314,15 @@ def _map_arrays(path: Path) -> dict[str, np.ndarray]:
             dtype = _DTYPES[entry["dtype"]]
             (start, stop), shape = entry["data_offsets"], entry["shape"]
             if len(shape) != 1 or not 0 <= start <= stop or stop - start != shape[0] * dtype.itemsize:
-                raise ValueError(f"array {name!r} does not fit its shape")
+                raise ValueError(f"array {name!r} does not match its shape")
             if 8 + header_bytes + stop > file_bytes:
-                raise ValueError("the file is cut short")
+                raise ValueError("the file is truncated")
             arrays[name] = np.frombuffer(mapped, dtype, shape[0], 8 + header_bytes + start)
         return arrays
     except FileNotFoundError as error:
         raise UnreadableError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
     except OSError as error:
-        raise UnreadableError(f"{path} cannot be read ({error.strerror}). Is the file system there?") from error
+        raise UnreadableError(f"{path} cannot be read ({error.strerror}). Is the file system mounted?") from error
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} is not a readable token shard ({error}). Restore it from a copy or tokenize again."

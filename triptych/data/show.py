@@ -1,4 +1,4 @@
-"""Look into data sets: what they are, how long their samples are, and what some of them look and sound like."""
+"""Inspect datasets: facts, lengths of samples, decoded examples, damaged files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,25 +19,25 @@ _EXAMPLE_CHARS = 300
 
 
 def find_datasets(folders: Sequence[str | Path]) -> list[TokenDataset]:
-    """The data sets that the folders are, or that lie below them."""
-    found = []
+    """The datasets in the folders or below them."""
+    datasets: list[TokenDataset] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise DataError(f"no such folder: {folder}")
         manifests = [folder / MANIFEST] if (folder / MANIFEST).exists() else sorted(folder.rglob(MANIFEST))
         if not manifests:
             raise DataError(
-                f"{folder} holds no finished data set: {MANIFEST} is missing. Make one with `triptych tokenize`, "
+                f"{folder} holds no finished dataset: {MANIFEST} is missing. Make one with `triptych tokenize`, "
                 "or run the same command again to finish it."
             )
-        found += [TokenDataset(manifest.parent) for manifest in manifests]
-    return found
+        datasets += [TokenDataset(manifest.parent) for manifest in manifests]
+    return datasets
 
 
 def show(
     datasets: Iterable[TokenDataset], console: Console, *, examples: int = 3, tokenizers: str | None = None
 ) -> None:
-    """Print what each data set is, the lengths of its samples, and the text of some."""
+    """Print the facts of each dataset, the lengths of its samples, and some texts."""
     for dataset in datasets:
         console.print(_facts(dataset))
         console.print(*_histogram(dataset.lengths), sep="\n", markup=False, highlight=False)
@@ -47,7 +47,7 @@ def show(
 
 
 def names_of(datasets: Sequence[TokenDataset]) -> list[str]:
-    """Names to tell data sets apart: those of their folders, with their parents' where two are alike."""
+    """Unique names of datasets: those of their folders, with parent folders where two are equal."""
     for depth in (1, 2, 3):
         names = ["-".join(dataset.folder.resolve().parts[-depth:]) for dataset in datasets]
         if len(set(names)) == len(names):
@@ -63,7 +63,7 @@ def render(
     count: int = 4,
     tokenizers: str | None = None,
 ) -> list[Path]:
-    """Decode some samples back into .txt, .png and .wav files, called NAME-number, by default after its folder."""
+    """Decode some samples into .txt, .png and .wav files called NAME-number; NAME is that of the folder by default."""
     folder = Path(folder)
     bundle = open_tokenizers(dataset, tokenizers)
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,34 +77,30 @@ def render(
         written.append(text)
         match dataset.task:
             case Task.IMAGE_TEXT:
+                bundle.image.decode([sample.media])[0].save(folder / f"{stem}.png")
                 written.append(folder / f"{stem}.png")
-                bundle.image.decode([sample.media])[0].save(written[-1])
             case Task.AUDIO_TEXT:
-                import soundfile
-
-                written.append(folder / f"{stem}.wav")
-                sound = bundle.audio.decode([sample.media])[0]
-                soundfile.write(written[-1], sound.samples, sound.rate, subtype="PCM_16")
+                written.append(bundle.audio.decode([sample.media])[0].save(folder / f"{stem}.wav"))
     return written
 
 
 def open_tokenizers(dataset: TokenDataset, source: str | None = None) -> TokenizerBundle:
-    """The tokenizers that a data set was made with: `source`, or where they were then."""
+    """The tokenizers that a dataset was made with, from `source` or from where they were then."""
     source = source or dataset.manifest.settings.get("tokenizers")
     if not source:
-        raise UserError(f"{dataset.folder} does not say where its tokenizers are; name them with --tokenizers.")
+        raise UserError(f"{dataset.folder} does not name its tokenizers; choose them with --tokenizers.")
     try:
         bundle = TokenizerBundle.load(source)
     except UserError as error:
         raise DataError(
-            f"the tokenizers of {dataset.folder} cannot be had: {error} Name them with --tokenizers."
+            f"the tokenizers of {dataset.folder} cannot be loaded: {error} Choose them with --tokenizers."
         ) from error
     for modality, expected in dataset.manifest.tokenizers.items():
-        found = bundle.fingerprints.get(modality)
-        if found != expected:
+        actual = bundle.fingerprints.get(modality)
+        if actual != expected:
             raise DataError(
                 f"{dataset.folder} was made with another {modality} tokenizer: its fingerprint is {expected[:12]}, "
-                f"that of {source} is {(found or 'missing')[:12]}. Name the right ones with --tokenizers."
+                f"that of {source} is {(actual or 'missing')[:12]}. Choose the right ones with --tokenizers."
             )
     return bundle
 
@@ -133,7 +129,7 @@ def _facts(dataset: TokenDataset) -> Table:
 
 
 def _shares(dataset: TokenDataset) -> str:
-    """How the tokens of pairs divide."""
+    """The shares of media and text tokens in pairs."""
     if dataset.task.partner is None:
         return ""
     media = sum(int(dataset.shard(number).splits.sum()) for number in range(len(dataset.manifest.shards)))
@@ -149,7 +145,7 @@ def _quantiles(lengths: np.ndarray) -> str:
 
 
 def _histogram(lengths: np.ndarray) -> Iterator[str]:
-    """Samples by length, in about 8 bins: of equal width, or of equal ratio if they spread over more than a decade."""
+    """Samples by length in about 8 bins: of equal width, or of equal ratio if lengths vary by a factor above 10."""
     if not len(lengths):
         return
     low, high = int(lengths.min()), int(lengths.max())
@@ -184,17 +180,17 @@ def _examples(dataset: TokenDataset, count: int, tokenizers: str | None) -> Iter
 
 
 def _spread(total: int, count: int) -> list[int]:
-    """`count` numbers, evenly spread over range(total)."""
+    """`count` evenly spaced numbers of range(total)."""
     return sorted({int(index) for index in np.linspace(0, total - 1, min(count, total))}) if total and count > 0 else []
 
 
 def verify(datasets: Iterable[TokenDataset], console: Console) -> None:
-    """Read every byte; raises DataError that names each damaged file."""
+    """Read every byte; raises a DataError that names each damaged file."""
     problems = []
     for dataset in datasets:
-        found = dataset.verify()
-        problems += found
-        state = f"{len(found)} damaged" if found else "intact"
+        damaged = dataset.verify()
+        problems += damaged
+        state = f"{len(damaged)} damaged" if damaged else "intact"
         line = f"{dataset.folder}: {state} (shards: {len(dataset.manifest.shards):,})"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if problems:

@@ -1,6 +1,6 @@
 """The image transforms of the paper.
 
-The caller passes the `np.random.Generator`, so that a sample's transform depends on its id alone.
+The caller passes the `np.random.Generator`, so that a sample's transform depends on its number alone.
 """
 
 import math
@@ -12,7 +12,7 @@ from triptych.tokenizers.pixels import resize_with_white_padding
 
 
 def paper_transform(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """With even odds a random crop, or the whole picture on white."""
+    """With even odds a random crop, or the whole image on a white square."""
     if rng.random() < 0.5:
         return random_resized_crop(image, size, rng)
     return resize_with_white_padding(image, size)

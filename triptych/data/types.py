@@ -1,4 +1,4 @@
-"""What flows through the data pipeline: raw samples, token samples, batches."""
+"""The types of the data pipeline: raw samples, token samples, batches."""
 
 from dataclasses import dataclass
 
@@ -11,22 +11,22 @@ from triptych.vocab import Task
 
 @dataclass(frozen=True)
 class RawSample:
-    """One sample as a source yields it: still encoded, so that decoding happens (and fails) in a worker.
-
-    `media` is the bytes of an image or sound file, or the path of one; None for text-only samples.
-    """
+    """One sample as a source yields it: media are still encoded, so that decoding runs (and fails) in a worker."""
 
     key: str
-    """Names the sample in messages: file, and line, row or member."""
+    """Name of the sample in messages: file, and line, row or member."""
     text: str
     media: bytes | str | None = None
+    """The bytes of an image or audio file, or its path; None for text-only samples."""
     offset_seconds: float = 0.0
+    """Start of the audio clip within its file."""
     duration_seconds: float | None = None
+    """Length of the audio clip; None for the rest of the file."""
 
 
 @dataclass(frozen=True)
 class TokenSample:
-    """One sample as local token ids. `media` is empty for text-only samples."""
+    """One sample as token ids of its tokenizers (local ids). `media` is empty for text-only samples."""
 
     task: Task
     media: np.ndarray
@@ -46,7 +46,7 @@ class Batch:
     """
 
     tokens: np.ndarray
-    """[R, T] int32, ids of the unified vocabulary; PAD where nothing stands."""
+    """[R, T] int32, ids of the unified vocabulary; PAD in empty positions."""
     positions: np.ndarray
     """[R, T] int32, position within the sequence, from 0."""
     segment_ids: np.ndarray
@@ -56,11 +56,11 @@ class Batch:
     maskable: np.ndarray
     """[R, T] bool, whether diffusion may mask the position."""
     sample_ids: np.ndarray
-    """[S] int64, which sequence of which source: the same pair, or text row by number, on any number of ranks."""
+    """[S] int64, identifies the sequence and its dataset; independent of the number of ranks."""
     epochs: np.ndarray
-    """[S] int32, how often its source had been read before."""
+    """[S] int32, number of complete passes over its dataset before this one."""
     slots: np.ndarray
-    """[S] int32, place of the sequence in the global batch (stratifies the diffusion time)."""
+    """[S] int32, index of the sequence in the global batch (stratifies the diffusion time)."""
     tasks: np.ndarray
     """[S] uint8, `Task` of each sequence."""
 

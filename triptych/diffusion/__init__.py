@@ -1,1 +1,1 @@
-"""The forward process and the objective: how tokens are masked, and what predicting them is worth."""
+"""Masked diffusion: the forward process (masking), and the training and evaluation objectives."""

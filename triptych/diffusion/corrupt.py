@@ -1,11 +1,12 @@
-"""The forward process on a batch: when, what and how a token is masked, as a pure function of the sample.
+"""The forward process on a batch: which tokens are masked, as a pure function of the sample.
 
-Times and masks depend on (seed, epoch, sample id, view) and, for the strata of the times, on the place of the sample in
-the global batch and the step: never on ranks, rows or what was drawn before. Resuming needs no random state.
+Times and masks depend on (seed, epoch, sample id, view). The strata of the times also depend on the step and on the
+slot of the sample in the global batch. Nothing depends on ranks, rows or earlier draws, so resuming needs no random
+state.
 
-    time      stratified over the global batch: the sample in slot i gets a random point of stratum permutation(i)
-    what      both sides of a pair by default; with some probability only one side, the other given whole
-    mask      position p is masked if its own uniform number is at least alpha(t); at the end of a text, if its rank is
+    time      stratified over the global batch: the sample in slot i draws uniformly from stratum permutation(i)
+    side      both sides of a pair are masked; with some probability only one side is, and the other is the condition
+    mask      position p is masked if its uniform number is at least alpha(t); for a masked text end, if its rank is
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from triptych.errors import UserError
 from triptych.utils.rng import CorruptStream, permute, random_bits, to_uniform
 from triptych.vocab import Modality, Vocabulary
 
-# R rows, T tokens in a row, S sequences in the batch, M modalities
+# R rows, T positions per row, S sequences in the batch, M modalities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +31,21 @@ class CorruptConfig:
     """How training inputs are masked."""
 
     schedule: Schedule = field(default_factory=Linear)
-    """How many tokens are kept at time t."""
+    """Masking schedule alpha(t)."""
     text_schedule: Schedule | None = None
-    """The same for texts, if they have one of their own: a text has few tokens, and its words depend on each other."""
+    """Masking schedule of text tokens; None for `schedule`. Texts are short, and their words depend on each other."""
     time_mode: Literal["shared", "per_modality"] = "shared"
-    """One time for a whole sequence (the joint ELBO), or one for each modality in it (averages conditional ELBOs)."""
+    """One time per sequence (the joint ELBO), or one per modality of a sequence (a mean of conditional ELBOs)."""
     p_one_sided: float = 0.0
-    """Probability that only one side of a pair, either with even odds, is masked and the other is given whole."""
+    """Probability that only one side of a pair, chosen with even odds, is masked; the other side is the condition."""
     p_prompt_masked: float = 0.0
-    """Probability that the text of a pair is masked whole and not predicted: the unconditional branch of guidance."""
+    """Probability that the text of a pair is fully masked and not predicted. This trains the unconditional branch of
+    classifier-free guidance."""
     p_text_end: float = 0.0
-    """Probability that what is masked of a text is its end instead of places all over it: how a text is continued and
-    a question answered. As many positions are masked as the time says."""
+    """Probability that the masked tokens of a text are its last ones instead of random ones, as in continuation and
+    question answering. The number of masked tokens follows the schedule either way."""
     smallest_time: float = 1e-3
-    """Times are drawn from here to 1; with complements also only up to 1 minus this."""
+    """Smallest time that is drawn; the largest is 1, or 1 - smallest_time with complementary masks."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,18 +64,18 @@ class CorruptConfig:
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A batch as the model sees it, and what it is to predict."""
+    """A masked batch: the model's inputs and the positions to predict."""
 
     tokens: np.ndarray
-    """[R, T] int32, with each modality's own MASK where it is masked."""
+    """[R, T] int32, with the MASK id of its modality at every masked position."""
     predicted: np.ndarray
-    """[R, T] bool, masked positions whose loss counts."""
+    """[R, T] bool: masked positions that have a loss."""
     weight: np.ndarray
-    """[S, M] float64, the ELBO weight of a predicted token of that modality in that sequence."""
+    """[S, M] float64: ELBO weight of a predicted token, by sequence and modality."""
     num_eligible: np.ndarray
-    """[S] int64, how many positions could have been predicted: what a mean over a sequence divides by."""
+    """[S] int64: number of positions that could have been predicted; a mean over a sequence divides by it."""
     times: np.ndarray
-    """[S, M] float64."""
+    """[S, M] float64: diffusion times."""
 
 
 def corrupt(
@@ -85,32 +87,32 @@ def corrupt(
     global_batch: int,
     view: Literal[0, 1] | None = None,
 ) -> Corrupted:
-    """Mask a batch. Views 0 and 1 of a sample mask complementary positions, each with its own weight (anti-masking)."""
+    """Mask a batch. Views 0 and 1 mask complementary positions, each with its own ELBO weight (anti-masking)."""
     times_SM = sample_times(batch, config, step, global_batch, both_ends=view is not None)
     keep_SM = _by_modality(config, times_SM, lambda schedule, t: schedule.alpha(t))
     weight_SM = _by_modality(
         config, times_SM, lambda schedule, t: schedule.weight(t) if view != 1 else complement_weight(schedule, t)
     )
 
-    if not len(batch.sample_ids):  # an empty micro-batch, there so that all ranks have as many
+    if not len(batch.sample_ids):  # an empty micro-batch, so that all ranks have the same number
         return Corrupted(batch.tokens, batch.maskable, weight_SM, np.zeros(0, np.int64), times_SM)
 
-    # Padding has segment 0; it borrows sequence 0 and is never maskable.
+    # Padding has segment 0. It is assigned to sequence 0 but is never maskable.
     sequence_RT = np.maximum(batch.segment_ids.astype(np.int64) - 1, 0)
     modality_RT = np.minimum(batch.modality_ids, len(Modality) - 1)
-    eligible_RT, whole_RT = _sides(batch, config, sequence_RT)
+    eligible_RT, hidden_RT = _eligible_positions(batch, config, sequence_RT)
     uniform_RT = to_uniform(
         random_bits(
             config.seed, CorruptStream.MASK, batch.epochs[sequence_RT], batch.sample_ids[sequence_RT], batch.positions
         )
     )
     if config.p_text_end:
-        _mask_ends(uniform_RT, batch, config, sequence_RT)
-    chosen_RT = uniform_RT >= keep_SM[sequence_RT, modality_RT]
-    predicted_RT = eligible_RT & (chosen_RT if view != 1 else ~chosen_RT)
+        _mask_text_ends(uniform_RT, batch, config, sequence_RT)
+    is_masked_RT = uniform_RT >= keep_SM[sequence_RT, modality_RT]
+    predicted_RT = eligible_RT & (is_masked_RT if view != 1 else ~is_masked_RT)
 
-    masks = np.array([vocabulary.mask(modality) for modality in Modality], np.int32)
-    tokens_RT = np.where(predicted_RT | whole_RT, masks[modality_RT], batch.tokens)
+    mask_ids = vocabulary.mask_ids.astype(np.int32)
+    tokens_RT = np.where(predicted_RT | hidden_RT, mask_ids[modality_RT], batch.tokens)
     num_eligible = np.bincount(sequence_RT[eligible_RT], minlength=len(batch.sample_ids))
     return Corrupted(tokens_RT, predicted_RT, weight_SM, num_eligible, times_SM)
 
@@ -118,7 +120,7 @@ def corrupt(
 def _by_modality(
     config: CorruptConfig, times_SM: np.ndarray, function: Callable[[Schedule, Tensor], Tensor]
 ) -> np.ndarray:
-    """A function of every modality's schedule and times, [S, M]."""
+    """[S, M]: a function applied to every modality's schedule and times."""
     columns = []
     for modality in Modality:
         own = config.text_schedule if modality == Modality.TEXT else None
@@ -129,10 +131,10 @@ def _by_modality(
 def sample_times(
     batch: Batch, config: CorruptConfig, step: int, global_batch: int, both_ends: bool = False
 ) -> np.ndarray:
-    """[S, M] times: stratified over the global batch, the same for all modalities or one for each.
+    """[S, M] times, stratified over the global batch; shared by all modalities, or one for each.
 
-    The strata are dealt by a random permutation: without it, a batch whose tasks take turns would always give small
-    times to one task and large ones to another.
+    A random permutation assigns strata to slots. Without it, a batch whose tasks alternate in a fixed order would
+    always give small times to one task and large ones to another.
     """
     columns = []
     for modality in Modality:
@@ -144,8 +146,8 @@ def sample_times(
     return lowest + (highest - lowest) * np.stack(columns, axis=1)
 
 
-def _sides(batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which positions may be predicted, and which are masked whole without being predicted; both [R, T]."""
+def _eligible_positions(batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two [R, T] masks: positions that may be predicted, and positions that are masked without being predicted."""
     is_pair_S = batch.tasks > 0
     chance_S = to_uniform(random_bits(config.seed, CorruptStream.CHANCE, batch.epochs, batch.sample_ids))
     only_text_S = random_bits(config.seed, CorruptStream.SIDE, batch.epochs, batch.sample_ids) % np.uint64(2) == 0
@@ -153,15 +155,16 @@ def _sides(batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> tupl
     prompt_masked_S = is_pair_S & (chance_S >= 1 - config.p_prompt_masked)
 
     is_text_RT = batch.modality_ids == Modality.TEXT
-    given_RT = one_sided_S[sequence_RT] & (is_text_RT != only_text_S[sequence_RT])
-    whole_RT = batch.maskable & prompt_masked_S[sequence_RT] & is_text_RT
-    return batch.maskable & ~given_RT & ~whole_RT, whole_RT
+    is_condition_RT = one_sided_S[sequence_RT] & (is_text_RT != only_text_S[sequence_RT])
+    hidden_RT = batch.maskable & prompt_masked_S[sequence_RT] & is_text_RT
+    return batch.maskable & ~is_condition_RT & ~hidden_RT, hidden_RT
 
 
-def _mask_ends(uniform_RT: np.ndarray, batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> None:
-    """Give the texts of some sequences numbers that rise from their first token to their last.
+def _mask_text_ends(uniform_RT: np.ndarray, batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> None:
+    """Replace the uniform numbers of some texts by numbers that rise from the first token to the last.
 
-    Shifted by one uniform number for all, each number is uniform, so as many are masked as the schedule says.
+    One uniform shift per sequence keeps every single number uniform, so the expected number of masked tokens is that
+    of the schedule.
     """
     ends_S = (
         to_uniform(random_bits(config.seed, CorruptStream.TEXT_END, batch.epochs, batch.sample_ids)) < config.p_text_end
@@ -169,6 +172,7 @@ def _mask_ends(uniform_RT: np.ndarray, batch: Batch, config: CorruptConfig, sequ
     shift_S = to_uniform(random_bits(config.seed, CorruptStream.TEXT_END_SHIFT, batch.epochs, batch.sample_ids))
     is_text = batch.maskable & (batch.modality_ids == Modality.TEXT) & ends_S[sequence_RT]
     sequence_n = sequence_RT[is_text]
-    _, first_n, place_n, count_n = np.unique(sequence_n, return_index=True, return_inverse=True, return_counts=True)
-    rank_n = np.arange(len(sequence_n)) - first_n[place_n]  # a sequence lies in one piece
-    uniform_RT[is_text] = (rank_n + shift_S[sequence_n]) / count_n[place_n]
+    # first, count: of each sequence with such a text; inverse: the sequence of each token
+    _, first, inverse_n, count = np.unique(sequence_n, return_index=True, return_inverse=True, return_counts=True)
+    rank_n = np.arange(len(sequence_n)) - first[inverse_n]  # the tokens of a sequence are contiguous
+    uniform_RT[is_text] = (rank_n + shift_S[sequence_n]) / count[inverse_n]

@@ -1,11 +1,12 @@
-"""The k-uniform estimate of the negative ELBO: masks of exactly k positions, k uniform, no time and no cut-off.
+"""The k-uniform estimator of the negative ELBO: it draws the number of masked positions instead of a time.
 
-With L open positions, k uniform in 1..L and a uniform set of k of them masked,
+With L maskable positions, k uniform in 1..L, and a uniformly drawn set of k masked positions,
 
-    E [ L / k * sum of the masked positions' losses ]  =  negative ELBO of the sequence, in nats
+    E [ L / k * sum of the masked positions' cross-entropies ]  =  negative ELBO of the sequence, in nats
 
-which has none of the 1 / t variance of drawing times. Masks are a pure function of (seed, sample, draw): two models,
-or one model at two steps, are compared on the same masks.
+The importance weight L / k is the discrete form of 1 / t. Unlike a time, k has no cut-off at 0 and always masks exactly
+its share of positions, which lowers the variance. Masks are a pure function of (seed, sample, draw), so different
+models and checkpoints are compared on the same masks.
 """
 
 from typing import Literal, get_args
@@ -24,10 +25,10 @@ Given = Literal["nothing", "text", "media"]
 def k_uniform(
     batch: Batch, vocabulary: Vocabulary, *, seed: int, draw: int, num_draws: int, given: Given = "nothing"
 ) -> Corrupted:
-    """Draw number `draw` of `num_draws` for every sequence of a batch; counts are spread evenly over the draws.
+    """Mask every sequence of a batch for draw `draw` of `num_draws`; the values of k are evenly spaced over the draws.
 
-    `given` leaves one side of pairs whole: the bound is then on the likelihood of the other side, given this one.
-    A sequence that has nothing open gets no mask.
+    `given` names the side of a pair that stays unmasked: the ELBO is then one of the other side, conditional on it.
+    A sequence without maskable positions gets no mask.
     """
     if given not in get_args(Given):
         raise UserError(f"unknown side {given!r}.{did_you_mean(given, list(get_args(Given)))}")
@@ -52,18 +53,18 @@ def k_uniform(
         batch.sample_ids[sequences],
         batch.positions[rows, columns],
     )
-    order = np.lexsort((keys, sequences))  # by sequence, and within each by its random keys
+    order = np.lexsort((keys, sequences))  # by sequence, then by random key
     starts = np.concatenate([[0], np.cumsum(num_open)])[:-1]
     rank = np.arange(len(order)) - starts[sequences[order]]
-    chosen = order[rank < counts[sequences[order]]]
+    masked = order[rank < counts[sequences[order]]]
 
     predicted_RT = np.zeros_like(open_RT)
-    predicted_RT[rows[chosen], columns[chosen]] = True
-    masks = np.array([vocabulary.mask(modality) for modality in Modality], np.int32)
+    predicted_RT[rows[masked], columns[masked]] = True
+    mask_ids = vocabulary.mask_ids.astype(np.int32)
     modality_RT = np.minimum(batch.modality_ids, len(Modality) - 1)
-    tokens_RT = np.where(predicted_RT, masks[modality_RT], batch.tokens)
-    weight_SM, share_SM = (
-        np.repeat(each_S[:, None], len(Modality), axis=1)
-        for each_S in (num_open / counts, counts / np.maximum(num_open, 1))
+    tokens_RT = np.where(predicted_RT, mask_ids[modality_RT], batch.tokens)
+    weight_SM, time_SM = (
+        np.repeat(values_S[:, None], len(Modality), axis=1)
+        for values_S in (num_open / counts, counts / np.maximum(num_open, 1))
     )
-    return Corrupted(tokens_RT, predicted_RT, weight_SM, num_open, share_SM)
+    return Corrupted(tokens_RT, predicted_RT, weight_SM, num_open, time_SM)

@@ -1,12 +1,12 @@
-"""Masking schedules: how many tokens are still there at time t, from all at t = 0 to none at t = 1.
+"""Masking schedules of the forward process.
 
-alpha(t) is the probability that a token is kept, u(t) = 1 - alpha(t) that it is masked. The ELBO weighs the loss at
-time t by
+At time t every token is unmasked with probability alpha(t) and masked with probability u(t) = 1 - alpha(t), from no
+masks at t = 0 to only masks at t = 1. The ELBO is an integral over t of the masked tokens' cross-entropy with weight
 
-    w(t) = -alpha'(t) / (1 - alpha(t))            and the complement of a mask by   w_c(t) = -alpha'(t) / alpha(t)
+    w(t) = -alpha'(t) / (1 - alpha(t))    for a mask, and    w_c(t) = -alpha'(t) / alpha(t)    for its complement
 
-(MD4 prints w with the sign that multiplies log p). Since w dt = du / u, the expected loss does not depend
-on the schedule; only the variance of its estimate does.
+(MD4 prints w with the sign that multiplies log p.) Since w dt = du / u, the expected loss does not depend on the
+schedule. The variance of its Monte Carlo estimate does: the schedule is the importance distribution over u.
 """
 
 import math
@@ -20,29 +20,29 @@ from triptych.errors import UserError
 
 
 class Schedule(Protocol):
-    """All functions take and return tensors of times in [0, 1], elementwise, in the precision they are given."""
+    """A masking schedule. All functions are elementwise and keep the dtype of their input; t lies in [0, 1]."""
 
     def alpha(self, t: Tensor) -> Tensor:
-        """Probability that a token is kept."""
+        """Probability that a token is not masked."""
 
     def alpha_prime(self, t: Tensor) -> Tensor:
-        """Its derivative; negative."""
+        """Derivative of `alpha`; negative."""
 
     def weight(self, t: Tensor) -> Tensor:
-        """-alpha' / (1 - alpha), written so that it does not cancel."""
+        """ELBO weight -alpha' / (1 - alpha), in a form without cancellation."""
 
     def time_of(self, alpha: Tensor) -> Tensor:
         """The inverse of `alpha`."""
 
 
 def complement_weight(schedule: Schedule, t: Tensor) -> Tensor:
-    """What predicting the complement of a mask is worth: -alpha' / alpha."""
+    """ELBO weight of the complement of a mask: -alpha' / alpha."""
     return -schedule.alpha_prime(t) / schedule.alpha(t)
 
 
 @dataclass(frozen=True)
 class Polynomial:
-    """alpha = 1 - t^power. Power 1 is the linear schedule; a mean of 1 / (power + 1) of the tokens is masked."""
+    """alpha = 1 - t^power. Power 1 is the linear schedule. On average 1 / (power + 1) of the tokens are masked."""
 
     power: float = 2.0
 
@@ -82,7 +82,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Cosine:
-    """alpha = 1 - cos(pi/2 (1 - t)): most tokens are masked most of the time, 64 % on average."""
+    """alpha = 1 - cos(pi/2 (1 - t)). On average 64 % of the tokens are masked."""
 
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - torch.cos(torch.pi / 2 * (1 - t))
@@ -99,9 +99,9 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Geometric:
-    """alpha = exp(-sigma), sigma geometric from `lowest` to `highest`: the weight stays bounded, 25 % are masked.
+    """alpha = exp(-sigma), with sigma geometric from `lowest` to `highest`. On average 25 % of the tokens are masked.
 
-    It starts at alpha(0) = exp(-lowest), a hair below 1, and ends a hair above 0.
+    The weight is bounded. alpha(0) = exp(-lowest) is slightly below 1, and alpha(1) slightly above 0.
     """
 
     lowest: float = 1e-5

@@ -1,1 +1,1 @@
-"""Measures of what is made, by judges that do not know how it was made."""
+"""Metrics of generated text, images and speech, independent of how they were generated."""

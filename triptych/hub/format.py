@@ -1,88 +1,127 @@
-"""Saved models: a folder of weights, configuration, tokenizers and card, written and read without pickle.
+"""How a model is stored: a folder with weights, configuration, tokenizers and model card, without pickle.
 
-model.safetensors   float32, or float16 at half the size
-config.json         shape, limits, presets, fingerprints
-tokenizers/         as `TokenizerBundle` saves them; embedded models name embedded ones instead
-README.md           the card
+model.safetensors   float32, or float16 or bfloat16 at half the size
+config.json         shape, limits, sampling preset, licence, fingerprints of vocabulary and tokenizers
+tokenizers/         as `TokenizerBundle` saves them; built-in models name built-in tokenizers instead
+README.md           the model card
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from triptych.data.sequences import PAIR_SPECIALS
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, UserError, did_you_mean
+from triptych.hub.source import CONFIG
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.legacy import with_current_model_keys
 from triptych.vocab import Vocabulary
 
-BUILTIN_MODELS = {"scenes": Path(__file__).parent.parent / "assets" / "models" / "scenes"}
-"""Models that come with the package, by name."""
+DtypeName = Literal["float32", "float16", "bfloat16"]
+"""Precisions that weights are stored and computed in."""
 
-_WEIGHTS, _CONFIG, _CARD, _TOKENIZERS = "model.safetensors", "config.json", "README.md", "tokenizers"
+WEIGHTS, _CARD, _TOKENIZERS = "model.safetensors", "README.md", "tokenizers"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a model was trained to handle."""
+    """What a model was trained to handle, and what its users may type."""
 
     seq_len: int
+    """Tokens of the longest sequence."""
     text_slot: int | None
-    """Longest text whose length the model can choose, with its end; None if it never learned where texts end."""
+    """Longest text whose length the model can choose, EOS included; None if it was trained without open ends."""
     audio_slot: int | None
+    """The same for audio."""
     words: tuple[str, ...] = ()
-    """All the words it knows, in small letters, if it is a model of a small world; none if it takes any text."""
+    """All words the model knows, in lower case; other words are refused. Empty: any text."""
     caption_prompt: str = ""
-    """How a text about a picture begins if it describes it and does not ask, say; "" if all of them describe."""
+    """Text that a caption starts with; it is removed from results."""
+    examples: tuple[str, ...] = ()
+    """Prompts that suit the model, for model cards and `triptych info`."""
 
     def longest(self, slot: int | None) -> int:
-        """Tokens of the longest text or sound: what a slot holds, else what a sequence does."""
+        """Tokens of the longest text or audio: what a slot holds, otherwise what a sequence holds."""
         return slot - 1 if slot is not None else self.seq_len - PAIR_SPECIALS
+
+    @classmethod
+    def of_run(cls, config: Mapping[str, Any]) -> "Limits":
+        """The limits of a model trained with this run configuration (as JSON)."""
+        ends, prompts = config["loader"]["open_ends"], config["prompts"]
+        return cls(
+            seq_len=config["loader"]["seq_len"],
+            text_slot=ends["text"] if ends["probability"] and ends["text"] else None,
+            audio_slot=ends["audio"] if ends["probability"] * ends["audio_share"] and ends["audio"] else None,
+            words=tuple(prompts["words"]),
+            caption_prompt=prompts["caption_prompt"],
+            examples=tuple(prompts["examples"]),
+        )
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> "Limits":
+        lists = {f.name for f in fields(cls) if isinstance(f.default, tuple)}
+        values: dict[str, Any] = {key: tuple(value) if key in lists else value for key, value in saved.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """All that a folder holds."""
+    """The contents of a model's folder."""
 
     model: Transformer
     bundle: TokenizerBundle
     limits: Limits
-    presets: str
-    """Name of the presets it is sampled with."""
-    card: str | None
+    preset: str
+    """Name of the sampling preset that is used by default."""
+    card: str | None = None
+    license: str | None = None
+    """SPDX identifier or name of the licence of the weights; None if the maker has not chosen one."""
 
 
-def write_model(folder: Path, saved: SavedModel, *, half: bool, embedded_tokenizers: str | None) -> None:
-    """Write a folder; with `embedded_tokenizers`, their name instead of a copy."""
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of one of the names in `DtypeName`."""
+    if name not in get_args(DtypeName):
+        raise UserError(f"unknown dtype {name!r}.{did_you_mean(name, list(get_args(DtypeName)))}")
+    return getattr(torch, name)
+
+
+def write_model(
+    folder: Path, saved: SavedModel, *, dtype: DtypeName | None = None, builtin_tokenizers: str | None = None
+) -> None:
+    """Write a folder. `builtin_tokenizers` is the name of built-in tokenizers to refer to instead of copying them."""
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in saved.model.state_dict().items()}
-    if half:
-        weights = {name: tensor.half() for name, tensor in weights.items()}
-    save_file(weights, folder / _WEIGHTS)
-    (folder / _WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
+    if dtype is not None:
+        weights = {name: tensor.to(torch_dtype(dtype)) for name, tensor in weights.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / WEIGHTS)
+    (folder / WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
     config = {
         "format": "triptych-model",
         "version": 1,
         "model": asdict(saved.model.config),
         "limits": asdict(saved.limits),
-        "presets": saved.presets,
+        "presets": saved.preset,
+        "license": saved.license,
         "vocabulary": saved.bundle.vocabulary.fingerprint,
         "tokenizers": saved.bundle.fingerprints,
     }
-    if embedded_tokenizers is not None:
-        config["embedded_tokenizers"] = embedded_tokenizers
+    if builtin_tokenizers is not None:
+        config["builtin_tokenizers"] = builtin_tokenizers
     else:
         saved.bundle.save(folder / _TOKENIZERS)
-    (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     if saved.card is not None:
         (folder / _CARD).write_text(saved.card)
 
 
 def read_model(folder: Path) -> SavedModel:
-    """Read a folder; what does not fit together is refused."""
+    """Read a folder; parts that do not fit together are refused."""
     config = read_config(folder)
     bundle = TokenizerBundle.load(_tokenizers_of(folder, config))
     if config["vocabulary"] != bundle.vocabulary.fingerprint or config["tokenizers"] != bundle.fingerprints:
@@ -90,23 +129,27 @@ def read_model(folder: Path) -> SavedModel:
             f"{folder} was trained with other tokenizers than those beside it: their fingerprints differ."
         )
     card = folder / _CARD
-    limits = Limits(**config["limits"])
     return SavedModel(
-        _read_weights(folder / _WEIGHTS, ModelConfig(**config["model"]), bundle.vocabulary),
+        _read_weights(folder / WEIGHTS, ModelConfig(**config["model"]), bundle.vocabulary),
         bundle,
-        replace(limits, words=tuple(limits.words)),
+        Limits.from_json(config["limits"]),
         config["presets"],
         card.read_text() if card.exists() else None,
+        config.get("license"),
     )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / _CONFIG
+    """`config.json`, checked, with current keys."""
+    path = folder / CONFIG
     try:
         config = json.loads(path.read_text())
         if config["format"] != "triptych-model" or config["version"] != 1:
             raise KeyError("format")
-        ModelConfig(**config["model"]), Limits(**config["limits"])
+        config["model"] = with_current_model_keys(config["model"])
+        if "embedded_tokenizers" in config:  # the key of earlier versions
+            config["builtin_tokenizers"] = config.pop("embedded_tokenizers")
+        ModelConfig(**config["model"]), Limits.from_json(config["limits"])
         _ = config["presets"], config["vocabulary"], config["tokenizers"]
         return config
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -116,13 +159,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _tokenizers_of(folder: Path, config: dict[str, Any]) -> Path | str:
     if (folder / _TOKENIZERS).is_dir():
         return folder / _TOKENIZERS
-    if "embedded_tokenizers" not in config:
-        raise CheckpointError(f"{folder} is not a whole model: the folder {_TOKENIZERS} is missing.")
-    return config["embedded_tokenizers"]
+    if "builtin_tokenizers" not in config:
+        raise CheckpointError(f"{folder} is incomplete: the folder {_TOKENIZERS} is missing.")
+    return config["builtin_tokenizers"]
 
 
 def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Transformer:
-    """A model from its weights, in float32 whatever they were saved in."""
+    """A model in float32, whatever precision its weights were saved in."""
     try:
         weights = load_file(path)
     except Exception as error:  # safetensors raises its own kind, OSError and others
@@ -131,10 +174,10 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Tr
         model = Transformer(config, vocabulary)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted({*expected, *weights}):
-        found = tuple(weights[name].shape) if name in weights else None
-        if found != expected.get(name):
+        shape = tuple(weights[name].shape) if name in weights else None
+        if shape != expected.get(name):
             raise CheckpointError(
-                f"{path} does not fit its configuration: {name} is {found}, expected {expected.get(name)}. "
+                f"{path} does not fit its configuration: {name} is {shape}, expected {expected.get(name)}. "
                 "Is it of another vocabulary or shape?"
             )
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)

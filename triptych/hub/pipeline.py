@@ -1,47 +1,88 @@
-"""The Python API: one model, with its tokenizers, in every direction.
+"""The Python API: one model with its tokenizers, in every direction.
+
+    from triptych import Pipeline
 
     pipe = Pipeline.from_pretrained("scenes")
-    picture = pipe.text_to_image("two cats left of a red heart")
-    pipe.caption(picture)
+    image = pipe.text_to_image("two cats left of a red heart")
+    pipe.caption(image)
 
-Every method takes one item or a list and returns one or a list. Seeds: request i of a list has seed + i, and gives the
-same result as when it is asked alone with that seed.
+Methods take one item or a list, and return one or a list. Request i of a list has seed + i; its result is the same as
+when it is requested alone with that seed. Images may be paths, PIL images, arrays or bytes; audio may be paths,
+`Audio`, (samples, rate) or bytes.
 """
 
-import difflib
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
-from huggingface_hub import ModelHubMixin
 from PIL import Image
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
-from triptych.hub.format import BUILTIN_MODELS, Limits, SavedModel, read_config, read_model, write_model
+from triptych.hub.boxes import Box, Repaint, check_box, code_of_pixel, on_square, pixels_of_codes, touched_codes
+from triptych.hub.directions import GAP, direction_for
+from triptych.hub.format import DtypeName, Limits, SavedModel, read_model, torch_dtype, write_model
+from triptych.hub.inputs import Inputs
+from triptych.hub.source import BUILTIN_MODELS, check_source, download, hub_name, is_run
 from triptych.model.transformer import Transformer
 from triptych.sample.batch import Callback
-from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_ended, unconditional
-from triptych.sample.generate import SamplingConfig, generate
-from triptych.sample.presets import SAMPLING_PRESETS, Use
+from triptych.sample.canvas import MASKED, Canvas, Span, unconditional
+from triptych.sample.config import SAMPLING_PRESETS, SamplingConfig, Use
+from triptych.sample.generate import generate
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.utils.media import WHITE, Audio
+from triptych.utils.device import resolve_device
+from triptych.utils.media import Audio, AudioLike, ImageLike, load_audio, load_image
 from triptych.vocab import Modality, Vocabulary
 
-GAP = "___"
-"""In a text: one token to be filled in."""
-
-_UNSAID_TOKENS = 8  # length of a text that is not given: that of a usual caption
-Box = tuple[int, int, int, int]
-"""left, top, right, bottom in pixels; right and bottom are outside, as in PIL."""
+_UNCONDITIONAL_TOKENS = 8  # length of a text that is not given: that of a usual caption
 
 
-class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion", "any-to-any"]):
-    """A model with its tokenizers. Load one with `from_pretrained`: an embedded name, a folder, or a hub name."""
+class Sampling(TypedDict, total=False):
+    """Keyword arguments of every method: fields of `SamplingConfig` that differ from the preset, and these."""
+
+    preset: str
+    """Name of a preset to use instead of the model's: "scenes", "fast" or "paper"."""
+    seed: int | Sequence[int]
+    """Seed of the first request (the next ones have seed + 1, ...), or one seed per request. Default 0."""
+    callback: Callback
+    """Called after every step with its index, the number of steps and the tokens so far."""
+    sampler: str
+    num_steps: int | None
+    guidance_scale: float
+    temperature: float
+    top_p: float
+    length: str
+    single_pass: bool
+    best_of: int
+    num_score_passes: int
+    options: Mapping[str, Any]
+
+
+_INSTEAD = {
+    "num_inference_steps": "use num_steps=N",
+    "steps": "use num_steps=N",
+    "guidance": "use guidance_scale=S",
+    "cfg_scale": "use guidance_scale=S",
+    "generator": "use seed=N; results depend on the seed alone",
+    "negative_prompt": "there is none: guidance_scale pushes away from the prediction without the text",
+    "num_images_per_prompt": "pass a list: [text] * N gives N results with seeds seed, seed + 1, ...",
+    "num_return_sequences": "pass a list: [text] * N gives N results with seeds seed, seed + 1, ...",
+    "height": "the image tokenizer fixes the size of images",
+    "width": "the image tokenizer fixes the size of images",
+    "output_type": "results are PIL images, Audio and str",
+    "max_new_tokens": "use num_tokens=N",
+    "max_length": "use num_tokens=N",
+    "top_k": "use top_p=P",
+    "do_sample": "use temperature=0 for greedy sampling",
+}
+"""Keyword arguments of other libraries, and what to use here."""
+
+
+class Pipeline:
+    """A model with its tokenizers. Load one with `from_pretrained`."""
 
     def __init__(
         self,
@@ -49,180 +90,456 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         bundle: TokenizerBundle,
         limits: Limits,
         *,
-        presets: str = "scenes",
+        preset: str = "scenes",
         card: str | None = None,
+        license: str | None = None,
     ):
         if model.vocabulary != bundle.vocabulary:
             raise CheckpointError(
                 f"the model has the vocabulary {model.vocabulary}, but its tokenizers have {bundle.vocabulary}."
             )
-        self.model, self.bundle, self.limits, self.card = model.eval(), bundle, limits, card
-        self.presets_name = presets
-        self.presets = _preset(presets)
-        self.half = False
-        """Whether to save weights in float16, at half the size; they are float32 again when loaded."""
-        self.embedded_tokenizers: str | None = None
-        """Name of embedded tokenizers to refer to when saving, instead of writing copies: for embedded models."""
+        self.model, self.bundle, self.limits = model.eval(), bundle, limits
+        self.preset, self.card, self.license = preset, card, license
+        self._presets = _preset_named(preset)
+        self._inputs = Inputs(bundle, limits)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.bundle.vocabulary
+
     def to(self, device: str | torch.device) -> "Pipeline":
-        self.model.to(device)
+        """Move the model to a device: "auto", "cpu", "cuda", "mps"."""
+        self.model.to(resolve_device(device))
         return self
 
-    # -- text, pictures, speech ---------------------------------------------------------------------------------------
+    # -- loading and saving -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        device: str | torch.device = "auto",
+        dtype: DtypeName = "float32",
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        token: str | bool | None = None,
+    ) -> "Pipeline":
+        """Load a model.
+
+        `source` is a built-in name ("scenes"), the folder of a saved model or of a training run, or a model on the
+        Hugging Face Hub ("hf://OWNER/NAME"; `revision`, `cache_dir` and `token` are for these).
+
+            pipe = Pipeline.from_pretrained("scenes")
+            pipe = Pipeline.from_pretrained("runs/mine", device="cuda", dtype="bfloat16")
+        """
+        precision = torch_dtype(dtype)
+        check_source(source)
+        place = resolve_device(device)
+        name = hub_name(str(source))
+        if name is not None:
+            folder = download(name, revision=revision, cache_dir=cache_dir, token=token)
+        else:
+            folder = BUILTIN_MODELS.get(str(source), Path(source))
+        if is_run(folder):
+            from triptych.hub.export import model_of_run  # reads checkpoints; imported for runs only, it takes long
+
+            saved = model_of_run(folder)
+        else:
+            saved = read_model(folder)
+        pipe = cls(saved.model, saved.bundle, saved.limits, preset=saved.preset, card=saved.card, license=saved.license)
+        pipe.model.to(device=place, dtype=precision)
+        return pipe
+
+    def save_pretrained(
+        self, folder: str | Path, *, dtype: DtypeName | None = None, builtin_tokenizers: str | None = None
+    ) -> Path:
+        """Write weights, configuration, tokenizers and model card to a folder.
+
+        `dtype` is the precision of the stored weights (default: as they are). `builtin_tokenizers` names built-in
+        tokenizers to refer to instead of copying them.
+
+            pipe.save_pretrained("models/mine", dtype="float16")
+        """
+        saved = SavedModel(self.model, self.bundle, self.limits, self.preset, self.card, self.license)
+        write_model(Path(folder), saved, dtype=dtype, builtin_tokenizers=builtin_tokenizers)
+        return Path(folder)
+
+    def push_to_hub(
+        self, name: str, *, dtype: DtypeName | None = None, private: bool = False, token: str | bool | None = None
+    ) -> str:
+        """Upload the model to the Hugging Face Hub as OWNER/NAME; returns its address.
+
+        pipe.push_to_hub("me/my-model", dtype="float16")
+        """
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        api.create_repo(name, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, dtype=dtype)
+            return str(api.upload_folder(repo_id=name, folder_path=folder))
+
+    # -- text, images, speech -----------------------------------------------------------------------------------------
 
     @overload
-    def text_to_image(self, text: str, **settings: Any) -> Image.Image: ...
+    def text_to_image(self, text: str, **sampling: Unpack[Sampling]) -> Image.Image: ...
     @overload
-    def text_to_image(self, text: Sequence[str], **settings: Any) -> list[Image.Image]: ...
-    def text_to_image(self, text: str | Sequence[str], **settings: Any) -> Image.Image | list[Image.Image]:
-        """Draw what a text says."""
-        size = self._image_tokens
+    def text_to_image(self, text: list[str], **sampling: Unpack[Sampling]) -> list[Image.Image]: ...
+    def text_to_image(self, text: str | list[str], **sampling: Unpack[Sampling]) -> Image.Image | list[Image.Image]:
+        """Draw what a text says.
+
+        pipe.text_to_image("two cats", guidance_scale=2.0, seed=1).save("cats.png")
+        """
 
         def canvas(prompt: str) -> Canvas:
-            return Canvas(self._text(prompt), masked(Modality.IMAGE, size), hide=True)
+            return Canvas(self._inputs.text(prompt), self._inputs.image_to_draw(), hide_text=True)
 
-        return self._each(text, canvas, Modality.IMAGE, self._picture, settings)
+        return self._each(text, canvas, Modality.IMAGE, self._image, sampling)
 
     @overload
-    def caption(self, image: Image.Image, prompt: str | None = None, **settings: Any) -> str: ...
-    @overload
-    def caption(self, image: Sequence[Image.Image], prompt: str | None = None, **settings: Any) -> list[str]: ...
     def caption(
-        self, image: Image.Image | Sequence[Image.Image], prompt: str | None = None, **settings: Any
+        self,
+        image: ImageLike,
+        prompt: str | None = None,
+        *,
+        num_tokens: int | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> str: ...
+    @overload
+    def caption(
+        self,
+        image: list[ImageLike],
+        prompt: str | None = None,
+        *,
+        num_tokens: int | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> list[str]: ...
+    def caption(
+        self,
+        image: ImageLike | list[ImageLike],
+        prompt: str | None = None,
+        *,
+        num_tokens: int | None = None,
+        **sampling: Unpack[Sampling],
     ) -> str | list[str]:
-        """Say what a picture shows, in words that begin with a prompt; the model's own is not part of the answer."""
+        """Describe an image, in words that start with `prompt` if there is one.
 
-        def canvas(picture: Image.Image) -> Canvas:
-            return self._look_at(picture, prompt)
+        `num_tokens` fixes the length; models that were trained without open ends need it.
+
+            pipe.caption("cats.png")
+        """
 
         def read(filled: Canvas) -> str:
-            return self._said(filled)[len(self.limits.caption_prompt) if prompt is None else 0 :].strip()
+            return self._text(filled)[len(self.limits.caption_prompt) if prompt is None else 0 :].strip()
 
-        return self._each(image, canvas, Modality.TEXT, read, settings, use="caption")
+        return self._each(
+            image,
+            lambda each: self._caption_canvas(each, prompt, num_tokens),
+            Modality.TEXT,
+            read,
+            sampling,
+            use="caption",
+        )
 
-    def answer(self, image: Image.Image | Sequence[Image.Image], question: str | Sequence[str], **settings: Any) -> Any:
-        """Answer a question about a picture."""
-        pairs = _pairs(image, question)
+    @overload
+    def answer(
+        self, image: ImageLike, question: str, *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> str: ...
+    @overload
+    def answer(
+        self,
+        image: ImageLike | list[ImageLike],
+        question: list[str],
+        *,
+        num_tokens: int | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> list[str]: ...
+    @overload
+    def answer(
+        self, image: list[ImageLike], question: str, *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> list[str]: ...
+    def answer(
+        self,
+        image: ImageLike | list[ImageLike],
+        question: str | list[str],
+        *,
+        num_tokens: int | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> str | list[str]:
+        """Answer a question about an image. Several questions about one image are a list of questions.
 
-        def canvas(pair: tuple[Image.Image, str]) -> Canvas:
-            return Canvas(self._open_text(pair[1]), self._image(pair[0]))
+        pipe.answer("cats.png", "how many cats are there?")
+        """
+        pairs = self._pairs(image, question)
 
-        answers = self._each([*pairs], canvas, Modality.TEXT, self._said, settings)
-        cut = [said[len(asked) :].strip() for said, (_, asked) in zip(answers, pairs)]
-        return cut if isinstance(image, Sequence) or not isinstance(question, str) else cut[0]
+        def canvas(pair: tuple[ImageLike, str]) -> Canvas:
+            return Canvas(self._inputs.text_to_write(pair[1], num_tokens), self._inputs.image(pair[0]))
 
-    def speak(self, text: str | Sequence[str], seconds: float | None = None, **settings: Any) -> Any:
-        """Read a text aloud; how long that takes is the model's choice, unless given."""
+        texts = self._each(pairs, canvas, Modality.TEXT, self._text, sampling)
+        answers = [text[len(asked) :].strip() for text, (_, asked) in zip(texts, pairs)]
+        return answers if isinstance(image, list) or not isinstance(question, str) else answers[0]
+
+    @overload
+    def text_to_speech(self, text: str, seconds: float | None = None, **sampling: Unpack[Sampling]) -> Audio: ...
+    @overload
+    def text_to_speech(
+        self, text: list[str], seconds: float | None = None, **sampling: Unpack[Sampling]
+    ) -> list[Audio]: ...
+    def text_to_speech(
+        self, text: str | list[str], seconds: float | None = None, **sampling: Unpack[Sampling]
+    ) -> Audio | list[Audio]:
+        """Speak a text. The model chooses the duration unless `seconds` is given.
+
+        pipe.text_to_speech("a picture of three foxes").save("foxes.wav")
+        """
 
         def canvas(prompt: str) -> Canvas:
-            return Canvas(self._text(prompt), self._sound_span(seconds), hide=True)
+            return Canvas(self._inputs.text(prompt), self._inputs.audio_to_speak(seconds), hide_text=True)
 
-        return self._each(text, canvas, Modality.AUDIO, self._sound, settings)
+        return self._each(text, canvas, Modality.AUDIO, self._audio, sampling)
 
-    def transcribe(self, sound: Audio | Sequence[Audio], **settings: Any) -> Any:
-        """Write down what is said."""
+    @overload
+    def transcribe(self, audio: AudioLike, *, num_tokens: int | None = None, **sampling: Unpack[Sampling]) -> str: ...
+    @overload
+    def transcribe(
+        self, audio: list[AudioLike], *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> list[str]: ...
+    def transcribe(
+        self, audio: AudioLike | list[AudioLike], *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> str | list[str]:
+        """Write down what is said.
 
-        def canvas(voice: Audio) -> Canvas:
-            return Canvas(self._open_text(), self._audio(voice))
+        pipe.transcribe("foxes.wav")
+        """
 
-        return self._each(sound, canvas, Modality.TEXT, self._said, settings)
+        def canvas(recording: AudioLike) -> Canvas:
+            return Canvas(self._inputs.text_to_write(num_tokens=num_tokens), self._inputs.audio(recording))
 
-    def complete(self, text: str | Sequence[str], **settings: Any) -> Any:
-        """Go on with a text, to its end."""
-        return self._each(text, lambda t: Canvas(self._open_text(t)), Modality.TEXT, self._said, settings)
+        return self._each(audio, canvas, Modality.TEXT, lambda filled: self._text(filled).strip(), sampling)
 
-    # -- filling in ---------------------------------------------------------------------------------------------------
+    @overload
+    def complete(self, text: str, *, num_tokens: int | None = None, **sampling: Unpack[Sampling]) -> str: ...
+    @overload
+    def complete(
+        self, text: list[str], *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> list[str]: ...
+    def complete(
+        self, text: str | list[str], *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> str | list[str]:
+        """Continue a text; the result includes it. An empty text gives a new one.
+
+        pipe.complete("there are two", temperature=1.0)
+        """
+        return self._each(
+            text,
+            lambda each: Canvas(self._inputs.text_to_write(each, num_tokens)),
+            Modality.TEXT,
+            self._text,
+            sampling,
+        )
+
+    # -- infilling ----------------------------------------------------------------------------------------------------
 
     def infill_image(
-        self, image: Image.Image, box: Box, text: str | None = None, *, keep: bool = True, **settings: Any
+        self,
+        image: ImageLike,
+        box: Sequence[int],
+        text: str | None = None,
+        *,
+        repaint: Repaint = "codes",
+        **sampling: Unpack[Sampling],
     ) -> Image.Image:
-        """Paint a rectangle of a picture anew, with a text to follow or without.
+        """Repaint a rectangle of an image, following a text if there is one.
 
-        Whole codes are painted: all that the rectangle touches. With `keep`, pixels of other codes stay as they were.
+        The model repaints whole image codes: all that the box (left, top, right, bottom in pixels) touches;
+        `repainted_box` says which pixels these are. `repaint="box"` keeps every pixel outside of the box as it was,
+        "all" returns the image as the tokenizer decodes it.
+
+            pipe.infill_image("cat.png", (0, 0, 32, 64), "a dog left of a red heart")
         """
-        original = _flat(image)
-        _check_box(box, original.size)
-        square, left, top = _on_square(original)  # as the tokenizer would, so that pixels and codes correspond
+        if repaint not in ("codes", "box", "all"):
+            raise UserError(f"repaint must be codes, box or all, got {repaint!r}.")
+        original = load_image(image)
+        box = check_box(box, original.size)
+        square, left, top = on_square(original)  # as the tokenizer does, so that pixels and codes correspond
         moved = (box[0] + left, box[1] + top, box[2] + left, box[3] + top)
-        cells = _cells(moved, square.width, side=int(self._image_tokens**0.5))
-        ids = np.where(cells.reshape(-1), MASKED, self._image(square).ids)
-        painted = self._picture(self._refill(Span(Modality.IMAGE, ids), text, settings)).resize(square.size)
-        if keep:
-            mask = Image.fromarray((cells * 255).astype(np.uint8)).resize(square.size, Image.Resampling.NEAREST)
+        codes = touched_codes(moved, square.width, self._inputs.codes_per_side)
+        ids = np.where(codes.reshape(-1), MASKED, self._inputs.image(square).ids)
+        painted = self._image(self._refill(Span(Modality.IMAGE, ids), text, sampling)).resize(square.size)
+        if repaint == "codes":
+            index = code_of_pixel(square.width, len(codes))
+            mask = Image.fromarray((codes[np.ix_(index, index)] * 255).astype(np.uint8))
             painted = Image.composite(painted, square, mask)
+        elif repaint == "box":
+            square.paste(painted.crop(moved), moved)
+            painted = square
         return painted.crop((left, top, left + original.width, top + original.height))
 
+    def repainted_box(self, size: tuple[int, int], box: Sequence[int]) -> Box:
+        """The pixels that `infill_image` repaints for a box in an image of (width, height): those of whole codes.
+
+        pipe.repainted_box((64, 64), (5, 5, 20, 20))
+        """
+        box, longest, side = check_box(box, size), max(size), self._inputs.codes_per_side
+        edges = []
+        for low, high, length in ((box[0], box[2], size[0]), (box[1], box[3], size[1])):
+            margin = (longest - length) // 2  # of the white square that the image is centred on
+            codes = (low + margin) * side // longest, -(-(high + margin) * side // longest)
+            first, past = pixels_of_codes(*codes, longest, side)
+            edges.append((max(0, first - margin), min(length, past - margin)))
+        (left, right), (top, bottom) = edges
+        return left, top, right, bottom
+
     def infill_text(
-        self, text: str, image: Image.Image | None = None, sound: Audio | None = None, **settings: Any
+        self,
+        text: str,
+        image: ImageLike | None = None,
+        audio: AudioLike | None = None,
+        **sampling: Unpack[Sampling],
     ) -> str:
-        """Fill the gaps of a text, each `___` with one token; about a picture or a sound, if there is one."""
-        if image is not None and sound is not None:
-            raise UserError("a text is filled in beside a picture or beside a sound, not both.")
-        media = self._image(image) if image is not None else self._audio(sound) if sound is not None else None
-        return self._said(self._run([Canvas(self._gapped(text), media)], Modality.TEXT, settings)[0])
+        """Fill in the gaps of a text, one token for each `___`; about an image or audio if one is given.
 
-    def infill_sound(
-        self, sound: Audio, interval: tuple[float, float], text: str | None = None, **settings: Any
+        pipe.infill_text("a picture of ___ red ___", image="cats.png")
+        """
+        if image is not None and audio is not None:
+            raise UserError("a text is filled in about an image or about audio, not both.")
+        media = None
+        if image is not None:
+            media = self._inputs.image(image)
+        elif audio is not None:
+            media = self._inputs.audio(audio)
+        return self._text(self._run([Canvas(self._inputs.text_with_gaps(text), media)], Modality.TEXT, sampling)[0])
+
+    def infill_audio(
+        self,
+        audio: AudioLike,
+        interval: Sequence[float],
+        text: str | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Audio:
-        """Say an interval (seconds) of a sound anew, with a text to follow or without."""
-        span = self._audio(sound)
-        if len(interval) != 2 or not 0 <= interval[0] < interval[1] or interval[0] >= sound.seconds:
-            raise UserError(
-                f"the interval must be two times within the {sound.seconds:.2f} s of the sound, got {interval}."
-            )
-        frames, rate = len(span.ids) // self._codebooks, self.bundle.audio.frame_rate
-        # Times are decimal and frames are not: a hair beyond a frame's edge does not touch the next frame.
-        first, last = math.floor(interval[0] * rate + 1e-6), math.ceil(min(interval[1], sound.seconds) * rate - 1e-6)
-        ids = span.ids.copy()
-        ids[first * self._codebooks : min(last, frames) * self._codebooks] = MASKED
-        return self._sound(self._refill(Span(Modality.AUDIO, ids), text, settings))
+        """Speak an interval (start and end in seconds) of a recording again, following a text if there is one.
 
-    def _refill(self, span: Span, text: str | None, settings: Mapping[str, Any]) -> Canvas:
-        """Fill what is masked in media, with a text to follow or with none said."""
+        pipe.infill_audio("foxes.wav", (0.4, 0.9), "a picture of three cats")
+        """
+        recording = load_audio(audio)
+        span = self._inputs.audio(recording)
+        if len(interval) != 2 or not 0 <= interval[0] < interval[1] or interval[0] >= recording.seconds:
+            raise UserError(
+                f"the interval must be two times within the {recording.seconds:.2f} s of the audio, "
+                f"got {tuple(interval)}."
+            )
+        codebooks, rate = self._inputs.codebooks, self.bundle.audio.frame_rate
+        # Times are decimal and frames are not: a hair beyond a frame's edge does not touch the next frame.
+        first = math.floor(interval[0] * rate + 1e-6)
+        last = min(math.ceil(min(interval[1], recording.seconds) * rate - 1e-6), len(span.ids) // codebooks)
+        ids = span.ids.copy()
+        ids[first * codebooks : last * codebooks] = MASKED
+        return self._audio(self._refill(Span(Modality.AUDIO, ids), text, sampling))
+
+    def _refill(self, span: Span, text: str | None, sampling: Mapping[str, Any]) -> Canvas:
+        """Fill what is masked in an image or audio, following a text or without one."""
         if text is not None:
-            return self._run([Canvas(self._text(text), span, hide=True)], span.modality, settings)[0]
-        silent = Canvas(unconditional(Modality.TEXT, _UNSAID_TOKENS), span)
-        return self._run([silent], span.modality, {"guidance_scale": 1.0, **settings})[0]
+            return self._run([Canvas(self._inputs.text(text), span, hide_text=True)], span.modality, sampling)[0]
+        without_text = Canvas(unconditional(Modality.TEXT, _UNCONDITIONAL_TOKENS), span)
+        return self._run([without_text], span.modality, {"guidance_scale": 1.0, **sampling})[0]
 
     # -- chains -------------------------------------------------------------------------------------------------------
 
-    def speech_to_image(self, sound: Audio, **settings: Any) -> tuple[str, Image.Image]:
-        """Listen, then draw: what was heard, and the picture of it."""
-        heard = self._run([Canvas(self._open_text(), self._audio(sound))], Modality.TEXT, _seed_of(settings))[0]
-        drawn = Canvas(heard.text, masked(Modality.IMAGE, self._image_tokens), hide=True)
-        return self._said(heard), self._picture(self._run([drawn], Modality.IMAGE, settings)[0])
+    def speech_to_image(self, audio: AudioLike, **sampling: Unpack[Sampling]) -> tuple[str, Image.Image]:
+        """Transcribe, then draw: the transcript and the image. `sampling` is for the image.
 
-    def image_to_speech(self, image: Image.Image, seconds: float | None = None, **settings: Any) -> tuple[str, Audio]:
-        """Look, then say what is there: the words and the sound."""
-        seen = self._run([self._look_at(image)], Modality.TEXT, _seed_of(settings), "caption")[0]
-        spoken = Canvas(seen.text, self._sound_span(seconds), hide=True)
-        return self._said(seen), self._sound(self._run([spoken], Modality.AUDIO, settings)[0])
+        transcript, image = pipe.speech_to_image("foxes.wav")
+        """
+        canvas = Canvas(self._inputs.text_to_write(), self._inputs.audio(audio))
+        heard = self._run([canvas], Modality.TEXT, _seed_of(sampling))[0]
+        drawn = Canvas(heard.text, self._inputs.image_to_draw(), hide_text=True)
+        return self._text(heard).strip(), self._image(self._run([drawn], Modality.IMAGE, sampling)[0])
+
+    def image_to_speech(
+        self, image: ImageLike, seconds: float | None = None, **sampling: Unpack[Sampling]
+    ) -> tuple[str, Audio]:
+        """Caption, then speak: the text and the audio. `sampling` is for the audio.
+
+        text, audio = pipe.image_to_speech("cats.png")
+        """
+        seen = self._run([self._caption_canvas(image, None, None)], Modality.TEXT, _seed_of(sampling), "caption")[0]
+        spoken = Canvas(seen.text, self._inputs.audio_to_speak(seconds), hide_text=True)
+        return self._text(seen).strip(), self._audio(self._run([spoken], Modality.AUDIO, sampling)[0])
+
+    # -- any to any ---------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        *,
+        output: str,
+        text: str | None = None,
+        image: ImageLike | None = None,
+        audio: AudioLike | None = None,
+        **options: Any,
+    ) -> Any:
+        """Make `output` ("text", "image" or "audio") from what is given; `triptych.hub.directions` is the table.
+
+        pipe(output="image", text="two cats")
+        pipe(output="text", image="cats.png", text="how many cats are there?")
+        pipe(output="image", image="cats.png", text="a dog", box=(0, 0, 32, 64))
+        """
+        given = {kind: item for kind, item in (("text", text), ("image", image), ("audio", audio)) if item is not None}
+        region = next((name for name in ("box", "interval") if options.get(name) is not None), None)
+        direction = direction_for(output, given, region=region, has_gap=isinstance(text, str) and GAP in text)
+        named = {}
+        for kind, item in given.items():
+            (parameter,) = (each.name for each in direction.inputs if kind in each.kinds)
+            named[kind if parameter == "media" else parameter] = item
+        result = getattr(self, direction.method)(**named, **options)
+        return result[-1] if len(direction.outputs) > 1 else result
 
     # -- any canvas ---------------------------------------------------------------------------------------------------
 
     def fill(
         self,
         canvases: Sequence[Canvas],
-        settings: SamplingConfig,
+        config: SamplingConfig,
         seed: int | Sequence[int] = 0,
         callback: Callback | None = None,
     ) -> list[Canvas]:
-        """Fill canvases of any shape: any known or masked span of any modality."""
+        """Fill canvases of any shape: any known or masked span of any modality.
+
+        pipe.fill([Canvas(text, masked(Modality.IMAGE, 16))], SamplingConfig(num_steps=8))
+        """
         seeds = list(seed) if isinstance(seed, Sequence) else [int(seed) + i for i in range(len(canvases))]
         if len(seeds) != len(canvases):
             raise UserError(f"expected one seed for all or {len(canvases)} seeds, got {len(seeds)}.")
         for number in seeds:
             if not 0 <= number < 2**64:
                 raise UserError(f"seeds must lie between 0 and 2^64 - 1, got {number}.")
-        return generate(self.model, canvases, settings, seeds, device=self.device, callback=callback)
+        return generate(self.model, canvases, config, seeds, device=self.device, callback=callback)
 
     def decode(self, span: Span) -> str | Image.Image | Audio:
-        """What a finished span is."""
+        """The text, image or audio of a finished span."""
         return self.bundle[span.modality].decode([span.ids])[0]
+
+    def sampling_config(self, target: Modality, use: Use | None = None, **sampling: Any) -> SamplingConfig:
+        """What the given arguments mean for a target: the preset with these fields changed."""
+        name = sampling.pop("preset", None)
+        presets = self._presets if name is None else _preset_named(name)
+        preset = presets[use] if use is not None and use in presets else presets[target]
+        fields = list(SamplingConfig.__dataclass_fields__)
+        for key in sampling:
+            if key in _INSTEAD:
+                raise UserError(f"unknown argument {key!r}: {_INSTEAD[key]}.")
+            if key not in fields:
+                known = [*fields, "seed", "callback", "preset"]
+                raise UserError(f"unknown argument {key!r}.{did_you_mean(key, known)}")
+        if "sampler" in sampling and sampling["sampler"] != preset.sampler:
+            preset = replace(preset, options={})  # those were another sampler's
+        return replace(preset, **sampling)
 
     def _each(
         self,
@@ -230,263 +547,59 @@ class Pipeline(ModelHubMixin, library_name="triptych", tags=["masked-diffusion",
         canvas: Callable[[Any], Canvas],
         target: Modality,
         read: Callable[[Canvas], Any],
-        settings: dict[str, Any],
+        sampling: Mapping[str, Any],
         use: Use | None = None,
     ) -> Any:
-        """Make canvases, fill them, read the results; one for one, or a list for a list."""
-        several = isinstance(items, Sequence) and not isinstance(items, str)
-        listed = list(items) if several else [items]
-        filled = self._run([canvas(item) for item in listed], target, settings, use)
-        results = [read(each) for each in filled]
-        return results if several else results[0]
+        """Make canvases, fill them, read the results; one for one, a list for a list."""
+        is_pair = isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], np.ndarray)  # samples and rate
+        is_several = isinstance(items, list | tuple) and not is_pair
+        canvases = [canvas(item) for item in (items if is_several else [items])]
+        results = [read(each) for each in self._run(canvases, target, sampling, use)]
+        return results if is_several else results[0]
 
     def _run(
-        self, canvases: Sequence[Canvas], target: Modality, settings: Mapping[str, Any], use: Use | None = None
+        self, canvases: Sequence[Canvas], target: Modality, sampling: Mapping[str, Any], use: Use | None = None
     ) -> list[Canvas]:
-        """`settings` are fields of `Settings` that differ from the preset of the use or target, seed and callback."""
-        chosen = dict(settings)
-        seed, callback = chosen.pop("seed", 0), chosen.pop("callback", None)
-        name = chosen.pop("preset", None)
-        presets = self.presets if name is None else _preset(name)
-        preset = presets[use] if use is not None and use in presets else presets[target]
-        unknown = next((key for key in chosen if key not in SamplingConfig.__dataclass_fields__), None)
-        if unknown is not None:
-            known_names = [*SamplingConfig.__dataclass_fields__, "seed", "callback", "preset"]
-            raise UserError(f"unknown setting {unknown!r}.{did_you_mean(unknown, known_names)}")
-        if "sampler" in chosen and chosen["sampler"] != preset.sampler:
-            preset = replace(preset, options={})  # those were another sampler's
-        return self.fill(canvases, replace(preset, **chosen), seed, callback)
+        changed = dict(sampling)
+        seed, callback = changed.pop("seed", 0), changed.pop("callback", None)
+        return self.fill(canvases, self.sampling_config(target, use, **changed), seed, callback)
 
     # -- parts of canvases --------------------------------------------------------------------------------------------
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.bundle.vocabulary
+    def _caption_canvas(self, image: ImageLike, prompt: str | None, num_tokens: int | None) -> Canvas:
+        prefix = self.limits.caption_prompt if prompt is None else prompt
+        return Canvas(self._inputs.text_to_write(prefix, num_tokens), self._inputs.image(image))
 
-    @property
-    def _image_tokens(self) -> int:
-        return self.bundle.image.tokens_per_image
+    def _pairs(self, image: Any, question: Any) -> list[tuple[ImageLike, str]]:
+        images = image if isinstance(image, list) else [image]
+        questions = [question] if isinstance(question, str) or not isinstance(question, Sequence) else list(question)
+        images = images * len(questions) if len(images) == 1 else images
+        questions = questions * len(images) if len(questions) == 1 else questions
+        if len(images) != len(questions):
+            raise UserError(f"expected as many questions as images, got {len(questions)} and {len(images)}.")
+        pairs = [(each, self._inputs.normalize(asked)) for each, asked in zip(images, questions)]
+        if any(not asked.strip() for _, asked in pairs):
+            raise UserError("expected a question, got an empty one.")
+        return pairs
 
-    @property
-    def _codebooks(self) -> int:
-        return self.bundle.audio.num_codebooks
+    def _text(self, canvas: Canvas) -> str:
+        text = self.bundle.text.decode([canvas.text.ids])[0]
+        return text.strip() if self.limits.words else text
 
-    def _encode_text(self, text: str) -> np.ndarray:
-        if self.limits.words:
-            text = text.lower()  # as it was trained
-            self._check_words(text)
-        return np.asarray(self.bundle.text.encode([text])[0], np.int64)
-
-    def _text(self, text: str) -> Span:
-        text = _clean(text)
-        if not text:
-            raise UserError("expected a text, got an empty one.")
-        ids = self._encode_text(text)
-        self._check_length(len(ids), text)
-        return known(Modality.TEXT, ids)
-
-    def _check_length(self, tokens: int, text: str) -> None:
-        most = self.limits.longest(self.limits.text_slot)
-        if tokens > most:
-            raise UserError(
-                f"the text is {tokens} tokens long, and this model knows texts of at most {most}: {text[:60]!r}... "
-                "Shorten it."
-            )
-
-    def _open_text(self, prefix: str = "") -> Span:
-        prefix = _clean(prefix)
-        ids = self._encode_text(prefix) if prefix else np.zeros(0, np.int64)
-        self._check_length(len(ids) + 1, prefix)
-        return open_ended(Modality.TEXT, _learned(self.limits.text_slot, "Fill a canvas of your own length."), ids)
-
-    def _look_at(self, picture: Image.Image, prompt: str | None = None) -> Canvas:
-        """A picture that a text is to describe."""
-        return Canvas(self._open_text(self.limits.caption_prompt if prompt is None else prompt), self._image(picture))
-
-    def _gapped(self, text: str) -> Span:
-        parts = _clean(text).split(GAP)
-        if len(parts) < 2:
-            raise UserError(f"expected a text with gaps, written {GAP}, got {text!r}.")
-        ids: list[int] = []
-        for number, part in enumerate(parts):
-            ids += [MASKED] if number else []
-            # Words carry the space before them, so one behind a gap keeps it, and one before a gap leaves it to it.
-            ids += self._encode_text(part.rstrip()).tolist() if part.strip() else []
-        self._check_length(len(ids), text)
-        return Span(Modality.TEXT, np.array(ids, np.int64))
-
-    def _check_words(self, text: str) -> None:
-        """A model of a small world has never seen other words, and would make something up."""
-        words = self.limits.words
-        for word in re.findall(r"[^\W\d_]+|\d+", text):
-            if word not in words:
-                nearest = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-                hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-                raise UserError(f"this model does not know the word {word!r}.{hint} It knows {len(words)} words.")
-
-    def _image(self, image: Image.Image) -> Span:
-        return known(Modality.IMAGE, self.bundle.image.encode([_flat(image)])[0])
-
-    def _audio(self, sound: Audio) -> Span:
-        if not isinstance(sound, Audio):
-            raise UserError(f"expected a Sound, got {type(sound).__name__}.")
-        if not len(sound.samples):
-            raise UserError("expected a sound, got one without samples.")
-        ids = self.bundle.audio.encode([sound])[0]
-        most = self.limits.longest(self.limits.audio_slot)
-        if len(ids) > most:
-            seconds = sound.seconds * most / len(ids)
-            raise UserError(
-                f"the sound is {sound.seconds:.1f} s long, and this model knows at most {seconds:.1f} s. Cut it."
-            )
-        return known(Modality.AUDIO, ids)
-
-    def _sound_span(self, seconds: float | None) -> Span:
-        if seconds is None:
-            slot = _learned(self.limits.audio_slot, "Give the seconds.")
-            return open_ended(Modality.AUDIO, slot, stride=self._codebooks)
-        tokenizer = self.bundle.audio
-        most = self.limits.longest(self.limits.audio_slot) // self._codebooks
-        frames = round(seconds * tokenizer.frame_rate) if math.isfinite(seconds) else 0
-        if not 1 <= frames <= most:
-            raise UserError(
-                f"seconds must lie between {1 / tokenizer.frame_rate:.2f} and {most / tokenizer.frame_rate:.2f} "
-                f"for this model, got {seconds:g}."
-            )
-        return masked(Modality.AUDIO, frames * self._codebooks)
-
-    def _said(self, canvas: Canvas) -> str:
-        return self.bundle.text.decode([canvas.text.ids])[0].strip()
-
-    def _picture(self, canvas: Canvas) -> Image.Image:
+    def _image(self, canvas: Canvas) -> Image.Image:
         assert canvas.media is not None
         return self.bundle.image.decode([canvas.media.ids])[0]
 
-    def _sound(self, canvas: Canvas) -> Audio:
+    def _audio(self, canvas: Canvas) -> Audio:
         assert canvas.media is not None
         return self.bundle.audio.decode([canvas.media.ids])[0]
 
-    # -- saved models -------------------------------------------------------------------------------------------------
 
-    def _save_pretrained(self, save_directory: Path) -> None:
-        """Called by `save_pretrained` and `push_to_hub`: weights, configuration, tokenizers, card."""
-        saved = SavedModel(self.model, self.bundle, self.limits, self.presets_name, self.card)
-        write_model(save_directory, saved, half=self.half, embedded_tokenizers=self.embedded_tokenizers)
-
-    @classmethod
-    def from_pretrained(cls, source: str | Path, **options: Any) -> "Pipeline":  # type: ignore[override]
-        """Load an embedded model by name, a saved one by folder, or one from the hub by its name."""
-        folder = BUILTIN_MODELS.get(str(source), Path(source))
-        if str(source) in BUILTIN_MODELS and not folder.is_dir():
-            raise CheckpointError(f"the model {source!r} is not part of this installation: {folder} is missing.")
-        if not folder.is_dir() and str(source).count("/") != 1:
-            raise UserError(
-                f"{str(source)!r} is neither a folder of a saved model nor an embedded one."
-                f"{did_you_mean(str(source), list(BUILTIN_MODELS))}"
-            )
-        if folder.is_dir():
-            read_config(folder)  # else the mixin reads it, and less kindly
-            return super().from_pretrained(str(folder), **options)
-        try:
-            return super().from_pretrained(str(source), **options)
-        except UserError:
-            raise
-        except Exception as error:  # the hub raises many kinds: offline, no such model, no access
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(
-                f"{str(source)!r} is no folder, and the hub gave no such model ({type(error).__name__}: {reason})."
-            ) from error
-
-    @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
-        token: str | bool | None = None,
-        device: str | torch.device = "cpu",
-        **_: Any,
-    ) -> "Pipeline":
-        folder = Path(model_id)
-        if not folder.is_dir():
-            from huggingface_hub import snapshot_download
-
-            options = {"cache_dir": cache_dir, "force_download": force_download, "token": token}
-            folder = Path(
-                snapshot_download(model_id, revision=revision, local_files_only=local_files_only, **options)  # type: ignore[arg-type]
-            )
-        saved = read_model(folder)
-        return cls(saved.model.to(device), saved.bundle, saved.limits, presets=saved.presets, card=saved.card)
-
-
-def _learned(slot: int | None, instead: str) -> int:
-    if slot is None:
-        raise UserError(f"this model was trained without open ends, so it cannot choose a length. {instead}")
-    return slot
-
-
-def _preset(name: str) -> Mapping[Modality | Use, SamplingConfig]:
+def _preset_named(name: str) -> Mapping[Modality | Use, SamplingConfig]:
     if name not in SAMPLING_PRESETS:
         raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(SAMPLING_PRESETS))}")
     return SAMPLING_PRESETS[name]
 
 
-def _pairs(image: Any, question: Any) -> list[tuple[Image.Image, str]]:
-    images = list(image) if isinstance(image, Sequence) else [image]
-    questions = list(question) if isinstance(question, Sequence) and not isinstance(question, str) else [question]
-    if len(images) == 1:
-        images *= len(questions)
-    if len(questions) == 1:
-        questions *= len(images)
-    if len(images) != len(questions):
-        raise UserError(f"expected as many questions as pictures, got {len(questions)} and {len(images)}.")
-    pairs = [(picture, _clean(asked)) for picture, asked in zip(images, questions)]
-    if any(not asked for _, asked in pairs):
-        raise UserError("expected a question, got an empty one.")
-    return pairs
-
-
-def _seed_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {"seed": settings.get("seed", 0)}
-
-
-def _flat(image: Image.Image) -> Image.Image:
-    """In RGB, transparent parts on white."""
-    if not isinstance(image, Image.Image):
-        raise UserError(f"expected a picture (PIL.Image), got {type(image).__name__}.")
-    if "A" in image.getbands() or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _on_square(image: Image.Image) -> tuple[Image.Image, int, int]:
-    """Centred on a white square, and how far it was moved."""
-    longest = max(image.size)
-    left, top = ((longest - side) // 2 for side in image.size)
-    square = Image.new("RGB", (longest, longest), WHITE)
-    square.paste(image, (left, top))
-    return square, left, top
-
-
-def _check_box(box: Box, size: tuple[int, int]) -> None:
-    is_box = len(box) == 4 and all(isinstance(side, int | np.integer) for side in box)
-    if not (is_box and 0 <= box[0] < box[2] <= size[0] and 0 <= box[1] < box[3] <= size[1]):
-        raise UserError(f"the box must be left, top, right, bottom within {size[0]} x {size[1]} pixels, got {box}.")
-
-
-def _cells(box: Box, width: int, side: int) -> np.ndarray:
-    """[side, side] bool: the codes that a rectangle of a square picture touches."""
-    left, top, right, bottom = box
-    cells = np.zeros((side, side), bool)
-    cells[top * side // width : -(-bottom * side // width), left * side // width : -(-right * side // width)] = True
-    return cells
-
-
-def _clean(text: str) -> str:
-    if not isinstance(text, str):
-        raise UserError(f"expected a text, got {type(text).__name__}.")
-    return " ".join(text.split())
+def _seed_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seed": sampling.get("seed", 0)}

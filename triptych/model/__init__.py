@@ -1,1 +1,1 @@
-"""The network: a bidirectional transformer, its loss head, and what both cost."""
+"""The model: a bidirectional transformer, its loss head, and counts of its parameters, FLOPs and memory."""

@@ -1,7 +1,7 @@
-"""Parts of a block whose backward pass is written out: on a CPU, half of what autograd would read and write.
+"""Parts of a block with a hand-written backward pass, which reads and writes half as much as autograd on a CPU.
 
-Each has its plain equivalent beside it, which is used on other devices, where kernels of torch's own or a compiler do
-the same. Written-out gradients are compared with autograd's in `tests/model/test_fused.py`.
+Each has a plain equivalent beside it for other devices, where torch's own kernels or a compiler fuse the same
+operations. `tests/model/test_fused.py` compares the gradients with autograd's.
 """
 
 from typing import Any
@@ -14,7 +14,10 @@ from torch import Tensor
 
 
 def use_manual_backward(x: Tensor) -> bool:
-    """Whether the gradients that are written out here pay: below float32 a CPU's products round differently."""
+    """Whether to use the hand-written backward passes: on a CPU in float32 or float64, outside of torch.compile.
+
+    In lower precision a CPU rounds them differently from torch's kernels.
+    """
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
 
 
@@ -26,10 +29,9 @@ def rms_norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
 
 
 def norm_and_rotate(x_N2Hh: Tensor, gains_2h: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Queries and keys, each head normed, then the pairs (i, i + h/2) turned by their angles.
+    """QK-norm per head, then rotary positions: the pairs (i, i + h/2) of queries and keys are rotated by their angles.
 
-    So a dot product depends on the distance of positions only. Angles are [N, 1, 1, h/2], in float32 also where all
-    else is not.
+    `cos` and `sin` are [N, 1, 1, h/2], in float32 even if the rest of the model is not.
     """
     gains = gains_2h[:, None]
     if use_manual_backward(x_N2Hh):
@@ -39,15 +41,15 @@ def norm_and_rotate(x_N2Hh: Tensor, gains_2h: Tensor, cos: Tensor, sin: Tensor, 
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x_N2Hh)
 
 
-def take_rows(x: Tensor, there: Tensor, back: Tensor | None = None, extra: Tensor | None = None) -> Tensor:
-    """x[there], where no row that counts is taken twice: gradients are moved, not added up.
+def take_rows(x: Tensor, index: Tensor, inverse: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
+    """x[index] for an index without duplicates, padding aside: the backward pass copies gradients, it never adds them.
 
-    `back` says where each row of x stands in the result (None if some are not taken). Rows that do not count, for
-    nobody asks for their gradient: those of the result that `back` does not name, and those of x named in `extra`.
+    `inverse` is the place of every row of x in the result; None if some rows are not taken. The gradient of padding is
+    ignored. Padding is every row of the result that `inverse` does not point to, and every row of x in `padding`.
     """
     if not x.requires_grad:
-        return x.index_select(0, there)
-    return _TakeRows.apply(x, there, back, extra)
+        return x.index_select(0, index)
+    return _TakeRows.apply(x, index, inverse, padding)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -60,13 +62,13 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, scale = ctx.saved_tensors
-        (up,), width = upstream, x.shape[-1]
+        (grad,), width = upstream, x.shape[-1]
         normed = x * scale
-        product = (up * normed).view(-1, width)
-        of_gain = product.T @ product.new_ones(len(product))  # a sum, as fast as memory is read
-        share = (product @ gain).mul_(-1 / width).view(scale.shape)
-        of_x = torch.mul(up, gain, out=product.view(x.shape)).addcmul_(normed, share).mul_(scale)
-        return of_x, of_gain, None
+        product = (grad * normed).view(-1, width)
+        grad_gain = product.T @ product.new_ones(len(product))  # a sum over rows, at the speed of memory
+        projection = (product @ gain).mul_(-1 / width).view(scale.shape)
+        grad_x = torch.mul(grad, gain, out=product.view(x.shape)).addcmul_(normed, projection).mul_(scale)
+        return grad_x, grad_gain, None
 
 
 class _NormAndRotate(torch.autograd.Function):
@@ -74,39 +76,39 @@ class _NormAndRotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gains: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
         scale = _inverse_rms(x, eps)
         ctx.save_for_backward(x, gains, cos, sin, scale)
-        return turn((x * scale).mul_(gains), cos, sin)
+        return rotate((x * scale).mul_(gains), cos, sin)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, gains, cos, sin, scale = ctx.saved_tensors
         positions, two, heads, width = x.shape
-        up = turn(upstream[0], cos, sin, -1)
+        grad = rotate(upstream[0], cos, sin, -1)
         normed = x * scale
-        product = up * normed
+        product = grad * normed
         over_positions = product.view(positions, -1).T @ product.new_ones(positions)
-        of_gains = over_positions.view(two, heads, width).sum(1, keepdim=True)
-        # Both gains at once, then each for its own: a product with one column is a slow one.
+        grad_gains = over_positions.view(two, heads, width).sum(1, keepdim=True)
+        # Multiply by both gains, then take the diagonal: a matrix product with a single column is slow.
         both = (product.view(-1, width) @ gains.view(two, width).T).view(positions, two, heads, two)
-        share = both.diagonal(dim1=1, dim2=3).movedim(-1, 1)[..., None] * (-1 / width)
-        of_x = torch.mul(up, gains, out=product).addcmul_(normed, share).mul_(scale)
-        return of_x, of_gains, None, None, None
+        projection = both.diagonal(dim1=1, dim2=3).movedim(-1, 1)[..., None] * (-1 / width)
+        grad_x = torch.mul(grad, gains, out=product).addcmul_(normed, projection).mul_(scale)
+        return grad_x, grad_gains, None, None, None
 
 
 class _TakeRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor | None, extra: Tensor | None) -> Tensor:
-        ctx.save_for_backward(there, back, extra)
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor | None, padding: Tensor | None) -> Tensor:
+        ctx.save_for_backward(index, inverse, padding)
         ctx.rows = len(x)
-        return x.index_select(0, there)
+        return x.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        there, back, extra = ctx.saved_tensors
-        (up,) = upstream
-        if back is None:
-            return up.new_zeros(ctx.rows, *up.shape[1:]).index_copy_(0, there, up), None, None, None
-        found = up.index_select(0, back)
-        return found if extra is None else found.index_fill_(0, extra, 0.0), None, None, None
+        index, inverse, padding = ctx.saved_tensors
+        (grad,) = upstream
+        if inverse is None:
+            return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, index, grad), None, None, None
+        grad_x = grad.index_select(0, inverse)
+        return grad_x if padding is None else grad_x.index_fill_(0, padding, 0.0), None, None, None
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -115,11 +117,11 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int = 1) -> Tensor:
-    """The pairs (i, i + h/2) by their angles, or back."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int = 1) -> Tensor:
+    """Rotate the pairs (i, i + h/2) by their angles; back with sign = -1."""
     half = x.shape[-1] // 2
-    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rotated = torch.empty_like(x, memory_format=torch.contiguous_format)
     first, second = x[..., :half], x[..., half:]
-    torch.mul(first, cos, out=turned[..., :half]).addcmul_(second, sin, value=-sign)
-    torch.mul(second, cos, out=turned[..., half:]).addcmul_(first, sin, value=sign)
-    return turned
+    torch.mul(first, cos, out=rotated[..., :half]).addcmul_(second, sin, value=-sign)
+    torch.mul(second, cos, out=rotated[..., half:]).addcmul_(first, sin, value=sign)
+    return rotated

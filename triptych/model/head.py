@@ -1,13 +1,13 @@
-"""The loss head: cross-entropy straight from hidden rows, without ever holding all logits.
+"""The loss head: cross-entropy from hidden states without materialising all logits.
 
     naive:  logits = hidden @ cat(tables).T
             lse    = logits.logsumexp(-1)
             nll    = lse - logits[range(n), targets]
             loss   = (loss_weight * nll + z_loss_weight * lse**2).sum()
 
-Rows are taken in chunks; each chunk's logits become probabilities and then gradients in place, so that the gradient
-with respect to hidden rows and tables is there when the forward pass ends: three matrix products in all, where
-recomputing in the backward pass would take four. Tables stay apart: one of all would be copied together and back.
+Rows are processed in chunks. The logits of a chunk become probabilities and then gradients in place, so the forward
+pass already computes the gradients of hidden states and tables: three matrix products, where recomputing the logits in
+the backward pass takes four. The tables of the modalities stay separate, because concatenating them would copy them.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# n rows to predict, D width, V columns of this softmax: those of its tables side by side
+# n rows to predict, D width, V columns of the softmax: the selected rows of all its tables
 
-_CHUNK_BYTES = 128 * 2**20  # logits that are there at once: each chunk reads and writes the tables' whole gradients
-_PIECE_BYTES = 4 * 2**20  # logits that are worked on at once, and stay in a cache between one pass and the next
-_LEAST_ROWS = 64
-_SLICE = 512  # columns of one product on a CPU: a table of 100,000 at once takes up to twice as long
+_CHUNK_BYTES = 128 * 2**20  # logits of one chunk: every chunk reads and writes the full gradients of the tables
+_PIECE_BYTES = 4 * 2**20  # logits per elementwise pass, few enough to stay in the cache
+_MIN_ROWS = 64
+_SLICE = 512  # columns per matrix product on a CPU: 100,000 at once take up to twice as long
 
 
 def chunk_rows(columns: int) -> int:
-    """How many rows of logits are there at once."""
-    return max(_LEAST_ROWS, _CHUNK_BYTES // (4 * columns) // _LEAST_ROWS * _LEAST_ROWS)
+    """Rows of logits in one chunk."""
+    return max(_MIN_ROWS, _CHUNK_BYTES // (4 * columns) // _MIN_ROWS * _MIN_ROWS)
 
 
 def project(hidden_nD: Tensor, table_VD: Tensor, out: Tensor | None = None) -> Tensor:
@@ -50,14 +50,14 @@ def linear_cross_entropy(
     sizes: Sequence[int] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The weighted loss, differentiable; the negative log-likelihood and log-sum-exp of every row, which are not.
+    """The weighted loss (differentiable), and the negative log-likelihood and log-sum-exp of every row (detached).
 
-    `sizes` says how many rows of each table are columns of the softmax, from its first on; None for all. (Slices of
-    parameters would have their gradients copied into gradients of the whole.)
+    `sizes` is the number of leading rows of each table that are columns of the softmax; None means all rows. (Passing
+    slices of the parameters instead would copy their gradients into full-size ones.)
     """
     sizes = tuple(map(len, tables)) if sizes is None else tuple(sizes)
     chunk = chunk or chunk_rows(sum(sizes))
-    if not torch.is_grad_enabled():  # a parameter asks for its gradient even here
+    if not torch.is_grad_enabled():  # parameters set needs_input_grad even here
         hidden_nD, tables = hidden_nD.detach(), [table.detach() for table in tables]
     return _LinearCrossEntropy.apply(hidden_nD, targets_n, loss_weight_n, z_loss_weight_n, sizes, chunk, *tables)
 
@@ -83,7 +83,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits = buffer[: len(hidden[rows])]
             for table, size, part in zip(tables, sizes, logits.split(sizes, dim=1)):
                 project(hidden[rows], table[:size], out=part)
-            _to_gradients(
+            _logits_to_gradients(
                 logits, targets[rows], loss_weight[rows], z_loss_weight[rows], nll[rows], lse[rows], needs_grad
             )
             if gradients is not None:
@@ -95,43 +95,44 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        assert ctx.gradients is not None, "the gradients of the loss head can be asked for once"
-        found, ctx.gradients = ctx.gradients.scaled(upstream[0]), None
-        return found[0], None, None, None, None, None, *found[1:]
+        assert ctx.gradients is not None, "the loss head supports one backward pass per forward pass"
+        (grad_hidden, *grad_tables), ctx.gradients = ctx.gradients.scaled(upstream[0]), None
+        return grad_hidden, None, None, None, None, None, *grad_tables
 
 
 class _Gradients:
-    """Of hidden rows and tables. Those of tables are summed up in float32."""
+    """Gradients of hidden states and tables; those of the tables accumulate in float32."""
 
     def __init__(self, hidden: Tensor, tables: tuple[Tensor, ...], sizes: tuple[int, ...]):
         self.hidden, self.tables, self.sizes = hidden, tables, sizes
-        self.of_hidden = torch.empty_like(hidden)
+        self.grad_hidden = torch.empty_like(hidden)
         new = torch.empty_like if len(hidden) else torch.zeros_like
-        self.of_tables = [new(table, dtype=torch.float32) for table in tables]
-        for gradient, size in zip(self.of_tables, sizes):
+        self.grad_tables = [new(table, dtype=torch.float32) for table in tables]
+        for gradient, size in zip(self.grad_tables, sizes):
             gradient[size:] = 0.0
 
-    def add(self, rows: slice, of_logits: Tensor) -> None:
-        is_rank0, own, of_own = rows.start == 0, self.hidden[rows], self.of_hidden[rows]
-        for number, part in enumerate(of_logits.split(self.sizes, dim=1)):
-            size = self.sizes[number]
-            of_table, factors = self.of_tables[number][:size], (part.T.float(), own.float())
-            if number == 0:
-                torch.mm(part, self.tables[number][:size], out=of_own)
+    def add(self, rows: slice, grad_logits: Tensor) -> None:
+        """Add the gradients of one chunk of rows."""
+        is_first_chunk, hidden, grad_hidden = rows.start == 0, self.hidden[rows], self.grad_hidden[rows]
+        for i, part in enumerate(grad_logits.split(self.sizes, dim=1)):
+            table, grad_table = self.tables[i][: self.sizes[i]], self.grad_tables[i][: self.sizes[i]]
+            factors = part.T.float(), hidden.float()
+            if i == 0:
+                torch.mm(part, table, out=grad_hidden)
             else:
-                of_own.addmm_(part, self.tables[number][:size])
-            torch.mm(*factors, out=of_table) if is_rank0 else of_table.addmm_(*factors)
+                grad_hidden.addmm_(part, table)
+            torch.mm(*factors, out=grad_table) if is_first_chunk else grad_table.addmm_(*factors)
 
-    def scaled(self, scale: Tensor) -> list[Tensor]:
-        """Each in the precision of what it is of, times the gradient of the loss itself: in place, they are large."""
-        precise = [self.of_hidden, *self.of_tables]
-        is_at_hand = type(scale) is Tensor and scale.device.type == "cpu"  # not on a GPU, nor pretended
-        if not (is_at_hand and scale == 1):
-            precise = [gradient.mul_(scale) for gradient in precise]
-        return [gradient.to(of.dtype) for gradient, of in zip(precise, (self.hidden, *self.tables))]
+    def scaled(self, grad_loss: Tensor) -> list[Tensor]:
+        """The gradients times that of the loss, in the dtype of their tensors. In place, because they are large."""
+        gradients = [self.grad_hidden, *self.grad_tables]
+        is_readable = type(grad_loss) is Tensor and grad_loss.device.type == "cpu"  # no GPU sync, no fake tensor
+        if not (is_readable and grad_loss == 1):
+            gradients = [gradient.mul_(grad_loss) for gradient in gradients]
+        return [gradient.to(of.dtype) for gradient, of in zip(gradients, (self.hidden, *self.tables))]
 
 
-def _to_gradients(
+def _logits_to_gradients(
     logits: Tensor,
     targets: Tensor,
     loss_weight: Tensor,
@@ -140,8 +141,8 @@ def _to_gradients(
     lse: Tensor,
     needs_grad: bool,
 ) -> None:
-    """Write the rows' nll and lse; turn the logits into the gradient with respect to them, in place."""
-    # On a GPU all at once: there a piece would be too little to do.
+    """Write the nll and lse of the rows, and replace the logits by their gradients in place."""
+    # On a GPU all rows at once: small pieces would leave it idle.
     piece = max(1, _PIECE_BYTES // (4 * logits.shape[1])) if logits.device.type == "cpu" else max(1, len(logits))
     for start in range(0, len(logits), piece):
         rows = slice(start, start + piece)

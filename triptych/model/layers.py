@@ -1,6 +1,6 @@
-"""The parts of a block: norm, rotary positions, attention, gated MLP. No biases, no dropout.
+"""The parts of a block: RMSNorm, rotary positions, attention, gated MLP. No biases, no dropout.
 
-Each layer says which role its weights play (`roles`); optimizers and initialisers read roles, never names.
+Each module declares the roles of its weights (`roles`); optimizers and initialisers use roles, never names.
 """
 
 from typing import ClassVar
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from triptych.model.fused import norm_and_rotate, rms_norm, take_rows
 from triptych.model.segments import Segments, attend
 
-# N positions, n of them that are asked for, D width, H heads, h head width, F feed-forward width
+# N positions, n queried positions, D width, H heads, h head width
 
 
 class RMSNorm(nn.Module):
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_angles(positions_N: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [N, 1, 1, h/2] by which queries and keys at these positions are turned."""
+    """Cosines and sines [N, 1, 1, h/2] of the rotary angles at these positions."""
     steps = torch.arange(0, head_width, 2, device=positions_N.device, dtype=torch.float32)
     frequencies = base ** -(steps / head_width)
     angles = positions_N[:, None, None, None].to(torch.float32) * frequencies
@@ -37,7 +37,7 @@ def rotary_angles(positions_N: Tensor, head_width: int, base: float) -> tuple[Te
 
 
 class Attention(nn.Module):
-    """Every position attends to all of its own sequence, before and behind it. Queries and keys are normed per head."""
+    """Bidirectional attention within each sequence, with QK-norm per head."""
 
     roles: ClassVar = {"qkv": "attn_qkv", "proj": "attn_proj"}
 
@@ -46,14 +46,14 @@ class Attention(nn.Module):
         self.num_heads, self.eps = num_heads, eps
         self.qkv = nn.Parameter(torch.empty(3 * width, width))
         self.proj = nn.Parameter(torch.empty(width, width))
-        # Gains are shared by the heads: their rule of transfer differs from that of per-head gains.
+        # The gains are shared by all heads; the transfer rule for per-head gains would be a different one.
         self.q_norm = RMSNorm(width // num_heads, eps, "attn_q_norm")
         self.k_norm = RMSNorm(width // num_heads, eps, "attn_k_norm")
 
     def forward(
         self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, query_idx: Tensor | None = None
     ) -> Tensor:
-        """[N, D], or [n, D] of those that are asked for."""
+        """[N, D], or [n, D] of the positions `query_idx`."""
         qkv_N3Hh = F.linear(x_ND, self.qkv).view(len(x_ND), 3, self.num_heads, -1)
         qk_N2Hh, v_N1Hh = qkv_N3Hh.split((2, 1), dim=1)
         gains_2h = torch.stack([self.q_norm.weight, self.k_norm.weight])
@@ -77,7 +77,7 @@ class GatedMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + s attention(norm x), then x + s mlp(norm x), where s is the residual multiplier of depth transfer."""
+    """x + s attention(norm x), then x + s mlp(norm x), where s is `residual_scale` (see transfer/rules.py)."""
 
     def __init__(self, layer: int, width: int, num_heads: int, d_ff: int, eps: float, residual_scale: float):
         super().__init__()
@@ -90,7 +90,7 @@ class Block(nn.Module):
     def forward(
         self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, query_idx: Tensor | None = None
     ) -> Tensor:
-        """Positions that nobody asks for are seen by the others, and end there: in the last block, most of its cost."""
+        """[N, D], or [n, D] of the positions `query_idx`: of the others, only keys and values are computed."""
         mixed = self.attention(self.norm1(x_ND), cos, sin, segments, query_idx)
         if query_idx is not None:
             x_ND = take_rows(x_ND, query_idx)

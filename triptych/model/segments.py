@@ -1,9 +1,9 @@
-"""Who sees whom: sequences that share rows of a batch, and attention within each of them alone.
+"""Sequences that share the rows of a batch, and attention within each sequence.
 
-A batch is R rows of T positions; a row holds sequences one behind another, and padding. What is computed are the real
-positions only, sequence after sequence (N of R x T). A dense mask would have attention compute every pair of a row and
-throw most away; here, on a CPU, sequences of similar length are attended to side by side, a bucket at a time, each
-filled up to the longest of its bucket. On a GPU it is torch's kernel for sequences of many lengths.
+A batch is R rows of T positions; a row holds one or more sequences, and padding. The network computes only the N real
+positions, one sequence after another. A dense attention mask would compute every pair of positions of a row and discard
+most of them. Instead, on a CPU, sequences of similar length are grouped into buckets, padded to the longest of their
+bucket and attended to as a batch. On a GPU torch's variable-length kernel does the same without padding.
 """
 
 from collections.abc import Sequence
@@ -20,106 +20,109 @@ from torch import Tensor
 from triptych.data.pack import best_cuts
 from triptych.model.fused import take_rows, use_manual_backward
 
-# R rows, T positions in a row, N positions that are computed, S sequences, H heads, h head width
-# G sequences of a bucket, L positions of its longest, M positions of all buckets together
+# R rows, T positions per row, N computed positions, S sequences, H heads, h head width
+# G sequences of a bucket, L length of its longest one, M positions of all buckets, padding included
 
-_BUCKET_PAIRS = 6_000  # pairs of positions that take as long as one more bucket: measured with 4 heads of 48
-_POSITION_PAIRS = 20  # pairs that take as long as one more position
-_SMALL = 192  # up to this length, plain products on a CPU are faster than its fused kernel
+MAX_UNFUSED_LENGTH = 192
+"""On a CPU, sequences up to this length use plain matrix products, which are faster there than the fused kernel."""
+
+_BUCKET_PAIRS = 6_000  # cost of one more bucket, in pairs of positions: measured with 4 heads of 48
+_POSITION_PAIRS = 20  # cost of one more position, in pairs
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The sequences of a batch."""
+    """The sequences of a batch: which of the R x T positions are computed, and in which order."""
 
     shape: tuple[int, int]
     """R and T."""
     lengths: tuple[int, ...]
-    """[S] of the sequences, in the order in which they are computed."""
+    """[S] length of every sequence, in the order of computation."""
     device: torch.device
-    places: Tensor | None = None
-    """[N] which of the R x T positions are computed, in this order; None for all, row after row."""
+    index: Tensor | None = None
+    """[N] flat indices of the computed positions, in the order of computation; None for all, row after row."""
 
     @property
     def are_rows(self) -> bool:
-        """Whether every sequence is a whole row."""
-        return self.places is None and len(self.lengths) == self.shape[0]
+        """Whether every row is exactly one sequence."""
+        return self.index is None and len(self.lengths) == self.shape[0]
 
-    def pick(self, values_RT: Tensor) -> Tensor:
-        """[N] of the computed positions."""
+    def gather(self, values_RT: Tensor) -> Tensor:
+        """[R, T, ...] -> [N, ...]: the values of the computed positions."""
         flat = values_RT.flatten(0, 1)
-        return flat if self.places is None else flat.index_select(0, self.places)
+        return flat if self.index is None else flat.index_select(0, self.index)
 
-    def number(self, positions_n: Tensor) -> Tensor:
-        """[n] where among the computed ones these of the R x T positions are."""
-        if self.places is None:
-            return positions_n
-        numbers = torch.full((self.shape[0] * self.shape[1],), -1, device=self.places.device)
-        numbers[self.places] = torch.arange(len(self.places), device=self.places.device)
-        return numbers[positions_n]
+    def scatter(self, values_ND: Tensor) -> Tensor:
+        """[N, D] -> [R, T, D]: the inverse of `gather`; zero at positions that are not computed."""
+        if self.index is not None:
+            empty = values_ND.new_zeros(self.shape[0] * self.shape[1], values_ND.shape[1])
+            values_ND = empty.index_copy(0, self.index, values_ND)
+        return values_ND.view(*self.shape, -1)
 
-    def spread(self, computed_ND: Tensor) -> Tensor:
-        """[R, T, D], zero where nothing was computed."""
-        if self.places is not None:
-            empty = computed_ND.new_zeros(self.shape[0] * self.shape[1], computed_ND.shape[1])
-            computed_ND = empty.index_copy(0, self.places, computed_ND)
-        return computed_ND.view(*self.shape, -1)
+    def compact_index(self, flat_index_n: Tensor) -> Tensor:
+        """[n] indices into the R x T positions -> [n] indices into the N computed positions."""
+        if self.index is None:
+            return flat_index_n
+        compact = torch.full((self.shape[0] * self.shape[1],), -1, device=self.index.device)
+        compact[self.index] = torch.arange(len(self.index), device=self.index.device)
+        return compact[flat_index_n]
 
     @cached_property
     def buckets(self) -> "Buckets":
         return _fill_buckets(self.lengths, self.device)
 
     @cached_property
-    def ends(self) -> Tensor:
-        """[S + 1] int32: 0, then where each sequence ends."""
+    def cumulative_lengths(self) -> Tensor:
+        """[S + 1] int32: 0, then the end of each sequence."""
         ends = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
         return torch.from_numpy(ends).to(self.device)
 
 
 def whole_rows(rows: int, length: int, device: torch.device) -> Segments:
+    """Every row is one sequence without padding."""
     return Segments((rows, length), (length,) * rows, device)
 
 
 def find_segments(segment_ids_RT: np.ndarray, device: torch.device) -> Segments:
-    """Positions of a row see each other if they have the same number; 0 is padding.
+    """Segments of a batch from its ids: positions of a row with the same id are one sequence, and 0 is padding.
 
-    On a GPU padding is computed too, as a sequence of its own that nobody asks for: sizes that differ from step to
-    step cost more there than a few positions.
+    On a GPU padding is computed too, as one more sequence per row: tensor sizes that change from step to step cost
+    more there than a few extra positions.
     """
     rows, length = segment_ids_RT.shape
     keeps_padding = device.type == "cuda" or not segment_ids_RT.any()
     if (segment_ids_RT == segment_ids_RT[:, :1]).all() and (keeps_padding or segment_ids_RT[:, 0].all()):
         return whole_rows(rows, length, device)
     ids = segment_ids_RT.astype(np.int64)
-    # Padding behind all others of its row, so that packed rows are in order as they are.
+    # Padding sorts behind the other sequences of its row, so that packed rows need no reordering.
     keys = (np.arange(rows)[:, None] * (int(ids.max()) + 2) + np.where(ids == 0, int(ids.max()) + 1, ids)).reshape(-1)
-    kept = np.arange(rows * length) if keeps_padding else np.flatnonzero(ids.reshape(-1))
-    order = kept[np.argsort(keys[kept], kind="stable")]
+    computed = np.arange(rows * length) if keeps_padding else np.flatnonzero(ids.reshape(-1))
+    order = computed[np.argsort(keys[computed], kind="stable")]
     lengths = np.unique(keys[order], return_counts=True)[1]
     is_in_order = len(order) == rows * length and bool((np.diff(order) == 1).all())
-    places = None if is_in_order else torch.from_numpy(order).to(device)
-    return Segments((rows, length), tuple(lengths.tolist()), device, places)
+    index = None if is_in_order else torch.from_numpy(order).to(device)
+    return Segments((rows, length), tuple(lengths.tolist()), device, index)
 
 
 def attend(qk_N2Hh: Tensor, v_NHh: Tensor, segments: Segments) -> Tensor:
-    """[N, H h]: every position mixes the values of its own sequence, by its query and their keys."""
+    """[N, H h]: bidirectional attention of every position over its own sequence."""
     if segments.are_rows:
-        return _side_by_side(qk_N2Hh, v_NHh, *segments.shape, None)
+        return _attend_batch(qk_N2Hh, v_NHh, *segments.shape, None)
     if v_NHh.device.type == "cuda" and v_NHh.dtype in (torch.float16, torch.bfloat16):
         return _varlen(qk_N2Hh, v_NHh, segments)
     buckets = segments.buckets
-    qks, vs = (take_rows(x, buckets.there, buckets.back).split(buckets.sizes) for x in (qk_N2Hh, v_NHh))
-    mixed = [_side_by_side(qk, v, b.count, b.length, b.bias) for qk, v, b in zip(qks, vs, buckets.parts)]
-    return take_rows(torch.cat(mixed), buckets.back, buckets.there, buckets.extra)
+    qks, vs = (take_rows(x, buckets.index, buckets.inverse).split(buckets.sizes) for x in (qk_N2Hh, v_NHh))
+    mixed = [_attend_batch(qk, v, b.count, b.length, b.bias) for qk, v, b in zip(qks, vs, buckets.parts)]
+    return take_rows(torch.cat(mixed), buckets.inverse, buckets.index, buckets.padding)
 
 
 def _varlen(qk_N2Hh: Tensor, v_NHh: Tensor, segments: Segments) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    longest = segments.shape[1]  # at most: the exact one would differ from step to step, and be compiled for each time
-    ends = segments.ends
-    mixed_NHh = varlen_attn(qk_N2Hh[:, 0], qk_N2Hh[:, 1], v_NHh, ends, ends, longest, longest)
-    assert isinstance(mixed_NHh, Tensor)  # nothing else was asked for
+    max_length = segments.shape[1]  # an upper bound: the exact maximum changes from step to step, and recompiles
+    ends = segments.cumulative_lengths
+    mixed_NHh = varlen_attn(qk_N2Hh[:, 0], qk_N2Hh[:, 1], v_NHh, ends, ends, max_length, max_length)
+    assert isinstance(mixed_NHh, Tensor)  # a tuple only if auxiliary outputs are requested
     return mixed_NHh.flatten(1)
 
 
@@ -128,25 +131,27 @@ def _varlen(qk_N2Hh: Tensor, v_NHh: Tensor, segments: Segments) -> Tensor:
 
 @dataclass(frozen=True)
 class Bucket:
+    """Sequences of similar length, attended to as one batch."""
+
     count: int
-    """G"""
+    """G, the number of sequences."""
     length: int
-    """L"""
+    """L, the length they are padded to."""
     bias: Tensor | None
-    """[G, 1, 1, L] what is added to scores: -inf where a sequence has ended; None if all are equally long."""
+    """[G, 1, 1, L] added to the attention scores: -inf behind the end of a sequence; None if no sequence is padded."""
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Sequences of similar length side by side."""
+    """All buckets of a batch, and the order of positions in them."""
 
     parts: tuple[Bucket, ...]
-    there: Tensor
-    """[M] which computed position stands where; a sequence is filled up with its last one."""
-    back: Tensor
-    """[N] where each computed position stands."""
-    extra: Tensor | None
-    """Of the M, those that only fill up."""
+    index: Tensor
+    """[M] computed position at every place of the buckets; a sequence is padded with its last position."""
+    inverse: Tensor
+    """[N] place of every computed position in the buckets."""
+    padding: Tensor | None
+    """Places among the M that are padding; None if there are none."""
 
     @property
     def sizes(self) -> list[int]:
@@ -154,55 +159,57 @@ class Buckets:
 
 
 def _fill_buckets(lengths: Sequence[int], device: torch.device) -> Buckets:
+    """The partition into buckets with the lowest estimated cost."""
     sizes = np.array(lengths)
     order = np.argsort(-sizes, kind="stable")
     longest_first = sizes[order]
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])[order]
 
-    def cost(begins: np.ndarray, end: int) -> np.ndarray:
-        widest = longest_first[begins]
-        return (end - begins) * widest * (widest + _POSITION_PAIRS) + _BUCKET_PAIRS
+    def cost(firsts: np.ndarray, end: int) -> np.ndarray:
+        """Cost of one bucket of the sequences first..end, for every first."""
+        longest = longest_first[firsts]
+        return (end - firsts) * longest * (longest + _POSITION_PAIRS) + _BUCKET_PAIRS
 
-    parts, there, is_extra = [], [], []
+    parts, indices, is_padding = [], [], []
     cuts = best_cuts(len(sizes), cost)
-    for begin, end in pairwise(cuts):
-        length, own = int(longest_first[begin]), longest_first[begin:end, None]
+    for first, end in pairwise(cuts):
+        length, own_length = int(longest_first[first]), longest_first[first:end, None]
         column = np.arange(length)[None]
-        there.append((starts[begin:end, None] + np.minimum(column, own - 1)).reshape(-1))
-        has_ended = column >= own
-        is_extra.append(has_ended.reshape(-1))
+        indices.append((starts[first:end, None] + np.minimum(column, own_length - 1)).reshape(-1))
+        has_ended = column >= own_length
+        is_padding.append(has_ended.reshape(-1))
         bias = None
         if has_ended.any():
             bias = torch.from_numpy(np.where(has_ended, -np.inf, 0.0).astype(np.float32))[:, None, None].to(device)
-        parts.append(Bucket(end - begin, length, bias))
-    taken, extra = np.concatenate(there), np.flatnonzero(np.concatenate(is_extra))
-    counts = np.flatnonzero(~np.concatenate(is_extra))
-    back = np.empty(int(sizes.sum()), np.int64)
-    back[taken[counts]] = counts
+        parts.append(Bucket(end - first, length, bias))
+    index, padding = np.concatenate(indices), np.flatnonzero(np.concatenate(is_padding))
+    real = np.flatnonzero(~np.concatenate(is_padding))
+    inverse = np.empty(int(sizes.sum()), np.int64)
+    inverse[index[real]] = real
     return Buckets(
         tuple(parts),
-        torch.from_numpy(taken).to(device),
-        torch.from_numpy(back).to(device),
-        torch.from_numpy(extra).to(device) if len(extra) else None,
+        torch.from_numpy(index).to(device),
+        torch.from_numpy(inverse).to(device),
+        torch.from_numpy(padding).to(device) if len(padding) else None,
     )
 
 
-# -- sequences of equal length ----------------------------------------------------------------------------------------
+# -- a batch of sequences padded to one length ------------------------------------------------------------------------
 
 
-def _side_by_side(qk: Tensor, v: Tensor, count: int, length: int, bias: Tensor | None) -> Tensor:
-    """[G L, H h] of queries and keys [G L, 2, H, h] and values [G L, H, h]."""
+def _attend_batch(qk: Tensor, v: Tensor, count: int, length: int, bias: Tensor | None) -> Tensor:
+    """Attention output [G L, H h] from queries and keys [G L, 2, H, h] and values [G L, H, h]."""
     q_GHLh, k_GHLh, v_GHLh = (x.unflatten(0, (count, length)).transpose(1, 2) for x in (*qk.unbind(1), v))
-    if length <= _SMALL and use_manual_backward(v):
-        mixed = _SmallAttention.apply(q_GHLh, k_GHLh, v_GHLh, bias)
+    if length <= MAX_UNFUSED_LENGTH and use_manual_backward(v):
+        mixed = _UnfusedAttention.apply(q_GHLh, k_GHLh, v_GHLh, bias)
     else:
         bias = None if bias is None else bias.to(v.dtype)
         mixed = F.scaled_dot_product_attention(q_GHLh, k_GHLh, v_GHLh, attn_mask=bias)
     return mixed.transpose(1, 2).reshape(count * length, -1)
 
 
-class _SmallAttention(torch.autograd.Function):
-    """softmax(q k' / sqrt(h) + bias) v by plain products, keeping the softmax."""
+class _UnfusedAttention(torch.autograd.Function):
+    """softmax(q k' / sqrt(h) + bias) v by plain matrix products; the softmax is saved for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -211,18 +218,19 @@ class _SmallAttention(torch.autograd.Function):
         if bias is None:
             scores = torch.bmm(q, k.transpose(1, 2)).mul_(width**-0.5)
         else:
-            every = bias[:, :, 0].to(q.dtype).expand(count, heads, length).reshape(count * heads, 1, length)
-            scores = torch.baddbmm(every, q, k.transpose(1, 2), alpha=width**-0.5)
-        share = scores.softmax(-1)
-        ctx.save_for_backward(q, k, v, share)
-        return torch.bmm(share, v).view(ctx.shape)
+            per_head = bias[:, :, 0].to(q.dtype).expand(count, heads, length).reshape(count * heads, 1, length)
+            scores = torch.baddbmm(per_head, q, k.transpose(1, 2), alpha=width**-0.5)
+        weights = scores.softmax(-1)
+        ctx.save_for_backward(q, k, v, weights)
+        return torch.bmm(weights, v).view(ctx.shape)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, share = ctx.saved_tensors
-        up = upstream[0].reshape(q.shape)
-        of_v = torch.bmm(share.transpose(1, 2), up)
-        of_share = torch.bmm(up, v.transpose(1, 2))
-        of_scores = torch._softmax_backward_data(of_share, share, -1, share.dtype).mul_(q.shape[-1] ** -0.5)
-        of_q, of_k = torch.bmm(of_scores, k), torch.bmm(of_scores.transpose(1, 2), q)
-        return of_q.view(ctx.shape), of_k.view(ctx.shape), of_v.view(ctx.shape), None
+        q, k, v, weights = ctx.saved_tensors
+        grad = upstream[0].reshape(q.shape)
+        grad_v = torch.bmm(weights.transpose(1, 2), grad)
+        grad_weights = torch.bmm(grad, v.transpose(1, 2))
+        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_scores.mul_(q.shape[-1] ** -0.5)
+        grad_q, grad_k = torch.bmm(grad_scores, k), torch.bmm(grad_scores.transpose(1, 2), q)
+        return grad_q.view(ctx.shape), grad_k.view(ctx.shape), grad_v.view(ctx.shape), None

@@ -1,7 +1,7 @@
 """The bidirectional transformer over the unified vocabulary.
 
-Embeddings are untied and lie in three blocks (text with PAD and TASK, image, audio), so that each modality can have
-hyperparameters of its own. The model knows nothing of time: how much is masked, it sees.
+Input and output embeddings are untied. Each is stored in three blocks (text with PAD and TASK, image, audio), so that
+every modality can have its own hyperparameters. There is no time embedding: the model sees how many tokens are masked.
 """
 
 import hashlib
@@ -19,33 +19,33 @@ from triptych.model.layers import Block, RMSNorm, rotary_angles
 from triptych.model.segments import Segments, whole_rows
 from triptych.vocab import Modality, Vocabulary
 
-# R rows, T tokens in a row, N of them that are computed, n that are asked for, D width, V columns of a softmax
+# R rows, T positions per row, N computed positions, n queried positions, D width, V logit columns
 
 SoftmaxScope = Literal["full", "modality"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a model."""
+    """Shape and constants of a model."""
 
     num_layers: int
     width: int
     num_heads: int
     d_ff: int
-    """Width inside the gated MLP; it has three matrices of width x d_ff."""
+    """Hidden width of the gated MLP, which has three matrices of width x d_ff."""
     softmax_scope: SoftmaxScope = "full"
-    """Whether a masked position competes among all ids (the paper) or among those of its own modality."""
+    """Ids that the softmax of a position covers: "full" for all (the paper), "modality" for those of its modality."""
     max_learned_positions: int = 0
-    """How many places of a text, a picture and a sound, counted from its BOS, have learned vectors: see
-    docs/decisions/0014. 0 for none, as in the paper."""
+    """Number of learned absolute position embeddings per modality, counted from the modality's BOS. 0, as in the paper,
+    means rotary positions only; see docs/decisions/0014."""
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
     init_std: float = 0.02
-    """Of every matrix; norms start at 1."""
+    """Standard deviation of every matrix at initialisation; norm gains start at 1."""
     residual_scale: float = 1.0
-    """What every block's branches are multiplied by: 1 at the base depth."""
+    """Multiplier of every residual branch (attention, MLP); 1 at the base depth."""
     logit_scale: float = 1.0
-    """What logits are multiplied by: 1 at the base width, and always under Complete(d)P."""
+    """Multiplier of the logits; 1 at the base width, and at every width under Complete(d)P."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "num_heads", "d_ff"):
@@ -54,12 +54,12 @@ class ModelConfig:
                 raise UserError(f"{name} must be a positive integer, got {value!r}.")
         if not isinstance(self.max_learned_positions, int) or self.max_learned_positions < 0:
             raise UserError(
-                f"max_learned_positions must be a whole number of at least 0, got {self.max_learned_positions!r}."
+                f"max_learned_positions must be a non-negative integer, got {self.max_learned_positions!r}."
             )
         if self.width % (2 * self.num_heads):
             raise UserError(
                 f"width={self.width} must be a multiple of 2 * num_heads={2 * self.num_heads}: "
-                "every head turns pairs of numbers by their position."
+                "rotary positions need an even head width."
             )
         for name in ("rope_base", "norm_eps", "init_std", "residual_scale", "logit_scale"):
             if not 0 < getattr(self, name) < 1e30:
@@ -75,30 +75,31 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Targets:
-    """What to predict where. Rows are sorted by modality, so that each softmax has its rows in one piece."""
+    """Positions to predict, and their true ids. Sorted by modality, so that each softmax has its rows in one slice."""
 
-    rows_n: Tensor
-    """Indices into the flattened R x T positions."""
+    query_idx: Tensor
+    """[n] indices into the flattened R x T positions."""
     ids_n: Tensor
-    """The true ids, of the unified vocabulary."""
+    """True ids, in the unified vocabulary."""
     loss_weight_n: Tensor
     z_loss_weight_n: Tensor
     counts: tuple[int, int, int]
-    """How many rows are text, image, audio."""
+    """Number of targets per modality: text, image, audio."""
 
 
 class Loss(NamedTuple):
-    """A tuple, for what shards a model from outside looks for tensors in what it returns."""
+    """A tuple, because FSDP2 only finds the output tensors of a forward pass in standard containers."""
 
     total: Tensor
-    """Differentiable."""
+    """Weighted sum over all targets; differentiable."""
     nll_n: Tensor
-    """Negative log-likelihood of every predicted position, in the order of the targets; detached."""
+    """Negative log-likelihood of every target, in the order of the targets; detached."""
     lse_n: Tensor
+    """Log-sum-exp of the logits of every target; detached."""
 
 
 class Embedding(nn.Module):
-    """Three blocks of rows, as if they were one table."""
+    """An embedding table in three blocks of rows, one per modality."""
 
     def __init__(self, vocabulary: Vocabulary, width: int, role: str):
         super().__init__()
@@ -114,18 +115,18 @@ class Embedding(nn.Module):
         return tuple(getattr(self, modality.name.lower()) for modality in Modality)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # A lookup in each and a choice: one table of all would be copied together for a few of its rows.
-        found = None
+        # One lookup per block, then a choice: concatenating the blocks would copy whole tables for a few rows.
+        embedded = None
         for block, start in zip(self.blocks, self.starts):
             local = tokens - start
             rows = F.embedding(local.clamp(0, len(block) - 1), block)
-            found = rows if found is None else torch.where((local >= 0)[..., None], rows, found)
-        assert found is not None
-        return found
+            embedded = rows if embedded is None else torch.where((local >= 0)[..., None], rows, embedded)
+        assert embedded is not None
+        return embedded
 
 
 class LearnedPositions(nn.Module):
-    """A vector for every place of a text, a picture and a sound, counted from the BOS before it."""
+    """Learned absolute position embeddings, one table per modality, indexed by the distance from the last BOS."""
 
     def __init__(self, vocabulary: Vocabulary, count: int, width: int):
         super().__init__()
@@ -137,22 +138,31 @@ class LearnedPositions(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(count, width)))
 
     def forward(self, tokens_RT: Tensor, segments: Segments) -> Tensor:
-        """[N, D], zero for TASK and past the tables' ends."""
+        """[N, D]; zero for TASK tokens and for positions beyond the tables."""
         column_T = torch.arange(tokens_RT.shape[1], device=tokens_RT.device)
         row_RT, is_bos_RT = torch.full_like(tokens_RT, -1), torch.zeros_like(tokens_RT, dtype=torch.bool)
         for modality in Modality:
             ids = self.vocabulary.ids(modality)
             row_RT[(tokens_RT >= ids.start) & (tokens_RT < ids.stop)] = modality * self.count
             is_bos_RT |= tokens_RT == self.vocabulary.bos(modality)
-        place_RT = column_T - column_T.where(is_bos_RT, 0).cummax(1).values
-        has_none_RT = (row_RT < 0) | (place_RT >= self.count)
-        # The last row is zero.
+        offset_RT = column_T - column_T.where(is_bos_RT, 0).cummax(1).values
+        has_none_RT = (row_RT < 0) | (offset_RT >= self.count)
+        # A zero row is appended for positions without a vector.
         tables = F.pad(torch.cat([getattr(self, modality.name.lower()) for modality in Modality]), (0, 0, 0, 1))
-        return F.embedding(segments.pick((row_RT + place_RT).masked_fill_(has_none_RT, len(tables) - 1)), tables)
+        return F.embedding(segments.gather((row_RT + offset_RT).masked_fill_(has_none_RT, len(tables) - 1)), tables)
 
 
 class Transformer(nn.Module):
-    """tokens -> hidden states, and with targets -> the loss, in one call so that sharding from outside sees it all."""
+    """The model.
+
+    forward         hidden states of all positions
+    hidden_states   hidden states of queried positions only
+    loss            the loss of a set of targets
+    logits          logits of hidden states, for one modality
+
+    FSDP2 gathers a module's weights around `forward`. `training.distributed.apply` registers `hidden_states` and `loss`
+    for the same treatment.
+    """
 
     def __init__(self, config: ModelConfig, vocabulary: Vocabulary):
         super().__init__()
@@ -168,57 +178,63 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.width, config.norm_eps, "unembed_norm")
         self.unembed = Embedding(vocabulary, config.width, "unembed")
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        segments: Segments | None = None,
-        targets: Targets | None = None,
-        query_idx: Tensor | None = None,
-    ) -> Tensor | Loss:
-        """Normed hidden states [R, T, D]; of the positions asked for, [n, D]; with targets, the loss instead.
+    def forward(self, tokens: Tensor, positions: Tensor, segments: Segments | None = None) -> Tensor:
+        """Hidden states [R, T, D] after the last norm; zero at positions that are not computed.
 
-        `segments` says which positions see each other; None means all of a row. `query_idx` and the targets' rows are
-        indices into the R x T positions, each of them once.
+        `segments` groups positions into sequences, which attention does not cross; None makes every row one sequence.
         """
-        if segments is None:
-            rows, length = tokens.shape
-            segments = whole_rows(rows, length, tokens.device)
-        x_ND = self.embed(segments.pick(tokens))
+        segments = self._segments_or_rows(tokens, segments)
+        return segments.scatter(self._hidden(tokens, positions, segments, None))
+
+    def hidden_states(
+        self, tokens: Tensor, positions: Tensor, segments: Segments | None = None, *, query_idx: Tensor
+    ) -> Tensor:
+        """Hidden states [n, D] of the positions `query_idx`, indices into the flattened R x T positions.
+
+        Cheaper than `forward`: the last block computes only keys and values of the other positions. The indices must be
+        unique if gradients are needed.
+        """
+        return self._hidden(tokens, positions, self._segments_or_rows(tokens, segments), query_idx)
+
+    def loss(self, tokens: Tensor, positions: Tensor, segments: Segments | None, targets: Targets) -> Loss:
+        """Weighted cross-entropy and z-loss of the targets, whose indices must be unique."""
+        return self.loss_from_hidden(
+            self._hidden(tokens, positions, self._segments_or_rows(tokens, segments), targets.query_idx), targets
+        )
+
+    @staticmethod
+    def _segments_or_rows(tokens: Tensor, segments: Segments | None) -> Segments:
+        rows, length = tokens.shape
+        return whole_rows(rows, length, tokens.device) if segments is None else segments
+
+    def _hidden(self, tokens: Tensor, positions: Tensor, segments: Segments, query_idx: Tensor | None) -> Tensor:
+        """[N, D] of all computed positions, or [n, D] of the queried ones."""
+        x_ND = self.embed(segments.gather(tokens))
         if self.places is not None:
             x_ND = x_ND + self.places(tokens, segments)
-        cos, sin = rotary_angles(segments.pick(positions), self.config.head_width, self.config.rope_base)
-        query_idx = targets.rows_n if targets is not None else query_idx
-        numbers_n = None if query_idx is None else segments.number(query_idx)
+        cos, sin = rotary_angles(segments.gather(positions), self.config.head_width, self.config.rope_base)
+        compact_idx = None if query_idx is None else segments.compact_index(query_idx)
         *others, last = self.blocks
         for block in others:
             x_ND = block(x_ND, cos, sin, segments)
-        hidden_nD = self.norm(last(x_ND, cos, sin, segments, numbers_n))
+        hidden_nD = self.norm(last(x_ND, cos, sin, segments, compact_idx))
         if self.config.logit_scale != 1:
-            hidden_nD = hidden_nD * self.config.logit_scale  # here it costs D numbers a row, on logits V
-        if targets is not None:
-            return self._loss(hidden_nD, targets)
-        return segments.spread(hidden_nD) if query_idx is None else hidden_nD
+            hidden_nD = hidden_nD * self.config.logit_scale  # D multiplications per row; on the logits it would be V
+        return hidden_nD
 
     # -- the head -----------------------------------------------------------------------------------------------------
 
-    def num_columns(self, modality: Modality) -> int:
-        """Of what a position of this modality can become: data, BOS, EOS.
-
-        BOS never is a target, and learns so; MASK, PAD and TASK are no answers at all.
-        """
-        return self.vocabulary.data_size(modality) + 2
-
     def logits(self, hidden_nD: Tensor, modality: Modality, *, out: Tensor | None = None) -> Tensor:
-        """[n, V] over the data ids of a modality (local, from 0), then BOS and EOS."""
-        table = self.unembed.blocks[modality][: self.num_columns(modality)]
+        """[n, V] over the data ids of a modality (local, from 0), then BOS and EOS: see `Vocabulary.num_logits`."""
+        table = self.unembed.blocks[modality][: self.vocabulary.num_logits(modality)]
         return hidden_nD @ table.T if torch.is_grad_enabled() else project(hidden_nD, table, out)
 
-    def _loss(self, hidden_nD: Tensor, targets: Targets) -> Loss:
-        tables, sizes = self.unembed.blocks, [self.num_columns(modality) for modality in Modality]
+    def loss_from_hidden(self, hidden_nD: Tensor, targets: Targets) -> Loss:
+        """The loss head alone. BOS is a logit but never a target, so its probability is trained towards 0."""
+        tables, sizes = self.unembed.blocks, [self.vocabulary.num_logits(modality) for modality in Modality]
         starts = [self.vocabulary.ids(modality).start for modality in Modality]
         if self.config.softmax_scope == "full":
-            # The columns of the three modalities stand side by side; an id moves by what was left out before it.
+            # The columns of the three modalities are adjacent; an id shifts by the ids left out before it.
             shifts = [sum(sizes[:m]) - starts[m] for m in Modality]
             shift_n = torch.cat([targets.ids_n.new_full((n,), shifts[m]) for m, n in zip(Modality, targets.counts)])
             ids_n = targets.ids_n + shift_n
@@ -229,8 +245,8 @@ class Transformer(nn.Module):
             )
         parts = []
         by_modality = [
-            each.split(targets.counts)
-            for each in (hidden_nD, targets.ids_n, targets.loss_weight_n, targets.z_loss_weight_n)
+            values.split(targets.counts)
+            for values in (hidden_nD, targets.ids_n, targets.loss_weight_n, targets.z_loss_weight_n)
         ]
         for m, (rows, ids, loss_weight, z_loss_weight) in zip(Modality, zip(*by_modality)):
             local = ids - starts[m]
@@ -239,19 +255,19 @@ class Transformer(nn.Module):
         return Loss(sum(totals[1:], totals[0]), torch.cat(nlls), torch.cat(lses))
 
 
-# -- roles and beginnings ---------------------------------------------------------------------------------------------
+# -- roles and initialisation -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TaggedParam:
-    """A parameter, with what is known about it without looking at its name."""
+    """A parameter with its role and layer, so that nothing depends on parameter names."""
 
     name: str
     parameter: nn.Parameter
     role: str
-    """As in the paper's table of per-module multipliers: "attn_qkv", "embed_text", ..."""
+    """A row of the paper's table of per-module multipliers: "attn_qkv", "embed_text", ..."""
     layer: int | None = None
-    """Which block it is in, from 0; None outside of blocks."""
+    """Index of its block, from 0; None outside the blocks."""
 
     @property
     def is_matrix(self) -> bool:
@@ -259,7 +275,7 @@ class TaggedParam:
 
 
 def tagged_parameters(model: nn.Module) -> Iterator[TaggedParam]:
-    """Every parameter with its role, in the order of `named_parameters`."""
+    """All parameters with their roles, in the order of `named_parameters`."""
     layers = {prefix: module.layer for prefix, module in model.named_modules() if isinstance(module, Block)}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -272,23 +288,23 @@ def tagged_parameters(model: nn.Module) -> Iterator[TaggedParam]:
 def initialise(
     model: Transformer,
     seed: int,
-    size: Callable[[TaggedParam], float] | None = None,
+    scale: Callable[[TaggedParam], float] | None = None,
     write: Callable[[Tensor, Tensor], object] = Tensor.copy_,
 ) -> None:
-    """Fill all weights: matrices from a normal law (cut at +-2, torch's default), norms with one value.
+    """Initialise all weights: matrices from a normal distribution truncated at +-2 (torch's default), norms constant.
 
-    `size` gives a matrix's standard deviation and a norm's value; without it they are init_std and 1. Every parameter
-    has a generator of its own, seeded by its name, so that adding one does not change the others. Values are drawn
-    whole, one parameter at a time, and handed to `write`, which may keep a part.
+    `scale` returns the standard deviation of a matrix or the value of a norm; the defaults are init_std and 1. Every
+    parameter has its own generator, seeded by its name, so that a new parameter does not change the others. Values are
+    drawn for one full parameter at a time and passed to `write`, which may store only a shard.
     """
     for tagged in tagged_parameters(model):
         value = torch.empty(tagged.parameter.shape, dtype=tagged.parameter.dtype)
         if tagged.is_matrix:
             generator = torch.Generator().manual_seed(_seed_of(seed, tagged.name))
-            std = model.config.init_std if size is None else size(tagged)
+            std = model.config.init_std if scale is None else scale(tagged)
             nn.init.trunc_normal_(value, std=std, generator=generator)
         else:
-            nn.init.constant_(value, 1.0 if size is None else size(tagged))
+            nn.init.constant_(value, 1.0 if scale is None else scale(tagged))
         write(tagged.parameter, value)
 
 

@@ -1,1 +1,1 @@
-"""What a run needs before it is started: tokens, FLOPs, memory, hours."""
+"""Estimates made before a run starts: tokens, FLOPs, memory, hours."""

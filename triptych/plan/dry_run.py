@@ -1,7 +1,7 @@
-"""A step on ranks that do not exist: builds, shards and steps a run of any size in seconds, on tensors without numbers.
+"""One training step on simulated ranks: a run of any size is built, sharded and stepped in seconds, on fake tensors.
 
-What cannot be sharded, does not fit together or has no kernel is found before a cluster is asked for. One rank is acted
-out; messages to the others go nowhere.
+It finds shapes that do not match, weights that cannot be sharded and missing kernels before a cluster is reserved. Only
+rank 0 is simulated; messages to other ranks are dropped.
 """
 
 import time
@@ -24,32 +24,34 @@ from triptych.vocab import Vocabulary
 
 @dataclass(frozen=True)
 class DryRun:
+    """What rank 0 held in the simulated step."""
+
     ranks: int
     mesh: str
-    """Copies x shards."""
+    """Copies of the model x shards of each."""
     weights: int
-    """Numbers that one rank keeps of the model."""
+    """Elements of the weights on one rank."""
     optimizer: int
-    """Numbers of its moments."""
+    """Elements of the optimizer's moments on one rank."""
     rows: int
     row_length: int
     seconds: float
 
 
-def rehearse(config: RunConfig, vocabulary: Vocabulary, ranks: int) -> DryRun:
-    """Build, shard, and do one step of rank 0 among so many: forward, backward, clipping, update."""
+def dry_run(config: RunConfig, vocabulary: Vocabulary, ranks: int) -> DryRun:
+    """Build and shard the model for `ranks` ranks and take one step of rank 0: forward, backward, clipping, update."""
     if dist.is_initialized():
-        raise UserError("a rehearsal needs a process of its own: there are real ranks in this one.")
-    began, device = time.monotonic(), torch.device("cpu")
-    parallel = replace(config.parallel, compile=False)  # there is nothing to be fast at
+        raise UserError("a dry run needs its own process: torch.distributed is already initialized in this one.")
+    started, device = time.monotonic(), torch.device("cpu")
+    parallel = replace(config.parallel, compile=False)  # fake tensors compute nothing
     rows, length = _micro_batch(config, ranks)
-    with _pretended(ranks):
+    with _simulated(ranks):
         mesh = build_mesh(parallel, ranks, device.type)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model = build_sharded(config.resolved.scaled_shape, vocabulary, parallel, mesh, device)
             optimizer = build_optimizer(model, config.resolved)
             tokens = torch.zeros(rows, length, dtype=torch.int64)
-            model(tokens, tokens, None, _targets(rows * length // 2)).total.backward()
+            model.loss(tokens, tokens, None, _targets(rows * length // 2)).total.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or float("inf"))
             optimizer.step()
         shards = 1 if mesh is None else mesh.size(mesh.ndim - 1)
@@ -61,17 +63,17 @@ def rehearse(config: RunConfig, vocabulary: Vocabulary, ranks: int) -> DryRun:
         optimizer=sum(local(moment).numel() for moment in moments),
         rows=rows,
         row_length=length,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
     )
 
 
 def _targets(count: int) -> Targets:
-    places = torch.zeros(count, dtype=torch.int64)
-    return Targets(places, places, torch.ones(count), torch.ones(count), (count, 0, 0))
+    zeros = torch.zeros(count, dtype=torch.int64)
+    return Targets(zeros, zeros, torch.ones(count), torch.ones(count), (count, 0, 0))
 
 
 def _micro_batch(config: RunConfig, ranks: int) -> tuple[int, int]:
-    """Rows of one rank, at most, and their length; of a whole step at most eight, for numbers are not computed."""
+    """Rows of the largest micro-batch of one rank, at most 8 unless the layout sets them, and the row length."""
     loader, layout = config.loader, config.loader.layout
     if isinstance(layout, Grouped):
         return max(1, layout.max_tokens // loader.seq_len), loader.seq_len
@@ -80,9 +82,9 @@ def _micro_batch(config: RunConfig, ranks: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _pretended(ranks: int) -> Iterator[None]:
-    """Ranks of which only this one is there."""
-    # The only place where torch keeps the store that goes with its "fake" backend.
+def _simulated(ranks: int) -> Iterator[None]:
+    """A process group of which only this rank exists."""
+    # torch has the store of its "fake" backend only here.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())

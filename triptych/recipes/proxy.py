@@ -1,8 +1,8 @@
-"""The family that studies are made with: models of one aspect from tiny to small, on the embedded world, on a CPU.
+"""The proxy: the small model on which hyperparameters are tuned, as in muTransfer, and the models scaled up from it.
 
-Every member is the same recipe with another width, depth, batch, number of steps or rule; the base is where the global
-values were tuned (studies/search). Masks are the paper's (one time for a whole sequence, linear), so the loss that is
-trained is the one that is measured.
+It trains on the toy dataset on a CPU in seconds. Studies change its width, depth, batch, number of steps or transfer
+rule and nothing else. Global hyperparameters were tuned on it (studies/search). Masking follows the paper (one time for
+a whole sequence, linear schedule), so that the training loss is the one that validation measures.
 """
 
 from dataclasses import replace
@@ -20,31 +20,32 @@ from triptych.transfer.rules import RuleName
 
 BASE_WIDTH, BASE_LAYERS, BASE_BATCH, BASE_STEPS = 64, 2, 16, 400
 HEAD_WIDTH = 16
-_DECIDED = (
+_SET_BY_STUDIES = (
     "num_steps", "seed", "loader.seed", "corrupt.seed", "parallel",
     "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
     "transfer.rule", "transfer.base_width", "transfer.base_layers", "transfer.base_batch", "transfer.base_steps",
 )  # fmt: skip
 _WARMUP = BASE_STEPS // 8
-# With the table that was found by hand (studies/search).
-TUNED = OptimizerConfig(
+# Tuned with the multiplier table "scenes", which was made by hand (studies/search).
+GLOBAL_TUNED = OptimizerConfig(
     lr=0.015, beta1=0.68, beta2=0.999, eps=3e-9, weight_decay=0.0145, clip=1.0, warmup_steps=_WARMUP
 )
-# Without a table (studies/search-without-table), from where the one named "family" was found (studies/modules).
+# Tuned without a table (studies/search-without-table). The search per module started here (studies/modules); its result
+# is the multiplier table "proxy", which belongs to these values.
 PER_MODULE_TUNED = OptimizerConfig(
     lr=0.00465, beta1=0.754, beta2=0.999, eps=7.58e-6, weight_decay=1.02e-3, clip=1.0, warmup_steps=_WARMUP
 )
 INIT_STD = 0.06
 
 
-def family() -> RunConfig:
-    """Where hyperparameters are tuned."""
+def proxy() -> RunConfig:
+    """2 layers, width 64: the model that hyperparameters are tuned on."""
     tasks = ("text", "image-text", "audio-text")
     return RunConfig(
-        recipe="family",
+        recipe="proxy",
         sampling_preset="scenes",
         model=ModelConfig(
-            **_sizes(BASE_WIDTH, BASE_LAYERS), softmax_scope="modality", max_learned_positions=120, init_std=INIT_STD
+            **_shape(BASE_WIDTH, BASE_LAYERS), softmax_scope="modality", max_learned_positions=120, init_std=INIT_STD
         ),
         loader=LoaderConfig(
             seq_len=144,
@@ -55,7 +56,7 @@ def family() -> RunConfig:
             mask_text_eos="none",
         ),
         corrupt=CorruptConfig(),
-        optimizer=TUNED,
+        optimizer=GLOBAL_TUNED,
         transfer=TransferConfig(per_module="scenes"),
         norm="masked",
         num_steps=BASE_STEPS,
@@ -65,32 +66,38 @@ def family() -> RunConfig:
     )
 
 
-def from_base() -> TransferConfig:
-    """For other recipes of the embedded world: everything follows from the base, with PER_MODULE_TUNED and its table."""
+def proxy_per_module() -> RunConfig:
+    """The proxy with hyperparameters tuned per module: a lower loss than `proxy`, and the source of `scenes`."""
+    run = proxy()
+    return replace(run, optimizer=PER_MODULE_TUNED, transfer=replace(run.transfer, per_module="proxy"))
+
+
+def transfer_from_proxy() -> TransferConfig:
+    """For other recipes of the toy dataset: hyperparameters scaled from `PER_MODULE_TUNED` and its table."""
     return TransferConfig(
         rule="completed_p",
         base_width=BASE_WIDTH,
         base_layers=BASE_LAYERS,
         base_batch=BASE_BATCH,
         base_steps=BASE_STEPS,
-        per_module="family",
+        per_module="proxy",
     )
 
 
-def check(run: RunConfig) -> None:
-    """Refuse changes of what every study decides by itself: they would be undone in silence."""
-    mine = family()
-    for name in _DECIDED:
-        if attrgetter(name)(run) != attrgetter(name)(mine):
-            raise UserError(f"{name} is what a study decides itself: it cannot be changed, but see its options.")
+def check_overrides(run: RunConfig) -> None:
+    """Refuse changes of fields that every study sets itself, because it would overwrite them silently."""
+    default = proxy()
+    for name in _SET_BY_STUDIES:
+        if attrgetter(name)(run) != attrgetter(name)(default):
+            raise UserError(f"{name} is set by the study and cannot be changed; see the options of the study.")
 
 
-def _sizes(width: int, layers: int) -> dict[str, Any]:
-    """One ratio of d_ff to width for all: else the sizes of activations drift with it."""
+def _shape(width: int, layers: int) -> dict[str, Any]:
+    """d_ff has the same ratio to every width; otherwise the scale of activations would drift with it."""
     return {"num_layers": layers, "width": width, "num_heads": width // HEAD_WIDTH, "d_ff": width * 5 // 2}
 
 
-def member(
+def scaled_proxy(
     run: RunConfig,
     *,
     width: int = BASE_WIDTH,
@@ -101,7 +108,7 @@ def member(
     lr: float | None = None,
     seed: int = 0,
 ) -> RunConfig:
-    """A run of the family: `tokens` in units of the base's; `batch` turns the rule of batch size and tokens on."""
+    """The proxy at another size. `tokens` is a multiple of the proxy's; `batch` turns on the batch-size rule."""
     transfer = replace(run.transfer, rule=rule, base_width=BASE_WIDTH, base_layers=BASE_LAYERS)
     if batch is not None:
         transfer = replace(transfer, base_batch=BASE_BATCH, base_steps=BASE_STEPS)
@@ -109,7 +116,7 @@ def member(
     steps = round(tokens * BASE_BATCH * BASE_STEPS / loader.global_batch)
     return replace(
         run,
-        model=replace(run.model, **_sizes(width, layers)),
+        model=replace(run.model, **_shape(width, layers)),
         loader=loader,
         optimizer=replace(run.optimizer, lr=run.optimizer.lr if lr is None else lr),
         corrupt=replace(run.corrupt, seed=seed),
@@ -119,15 +126,9 @@ def member(
     )
 
 
-def by_module() -> RunConfig:
-    """The same with what was found for every module: better at the base, and what `scenes` is made from."""
-    run = family()
-    return replace(run, optimizer=PER_MODULE_TUNED, transfer=replace(run.transfer, per_module="family"))
-
-
-def of_width(run: RunConfig, width: int, seed: int = 0) -> RunConfig:
-    """For scaling: as many layers as keep the base's aspect, and everything follows from the base."""
+def proxy_of_width(run: RunConfig, width: int, seed: int = 0) -> RunConfig:
+    """For scaling laws: the proxy at another width and the same aspect ratio, with transferred hyperparameters."""
     if width < HEAD_WIDTH or width % HEAD_WIDTH:
-        raise UserError(f"a width of the family is a multiple of {HEAD_WIDTH}, got {width}.")
+        raise UserError(f"the width of a scaled proxy must be a multiple of {HEAD_WIDTH}, got {width}.")
     layers = max(1, round(width * BASE_LAYERS / BASE_WIDTH))
-    return member(run, width=width, layers=layers, batch=BASE_BATCH, rule="completed_p", seed=seed)
+    return scaled_proxy(run, width=width, layers=layers, batch=BASE_BATCH, rule="completed_p", seed=seed)

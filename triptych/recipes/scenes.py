@@ -1,4 +1,4 @@
-"""Recipes for the embedded world, sized for a CPU."""
+"""Recipes for the built-in toy dataset (triptych.scenes), sized for a CPU."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from triptych.data.sequences import OpenEnds
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Cosine, Linear
 from triptych.model.transformer import ModelConfig
-from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, from_base
+from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, transfer_from_proxy
 from triptych.scenes import grammar
 from triptych.training.config import PromptConfig, RunConfig, ValidationConfig
 
@@ -17,7 +17,7 @@ TASKS = ("text", "image-text", "audio-text")
 
 
 def scenes() -> RunConfig:
-    """The shipped model: text, pictures and speech of the embedded world."""
+    """The demo model: text, images and speech of the toy dataset."""
     return RunConfig(
         recipe="scenes",
         prompts=PromptConfig(words=grammar.words(), caption_prompt=grammar.CAPTION_PROMPT, examples=EXAMPLES),
@@ -40,15 +40,15 @@ def scenes() -> RunConfig:
             mask_text_eos="none",
             open_ends=OpenEnds(probability=0.25, text=20, audio=116, audio_share=0.4),
         ),
-        # Conditional directions are what users ask for, and a shared time hardly ever shows them.
-        # What a prompt decides, it decides while nearly all is masked: the cosine is there three times as often.
+        # Users ask for conditional generation, and a shared time hardly ever trains it: hence p_one_sided.
+        # A prompt matters most while nearly everything is masked: the cosine schedule is there three times as often.
         corrupt=CorruptConfig(
             schedule=Cosine(), text_schedule=Linear(), p_one_sided=0.8, p_prompt_masked=0.1, p_text_end=0.5
         ),
-        # Tuned with the base of the family, which trains in a quarter of a minute: docs/transfer.md.
+        # Tuned on the proxy, which trains in 15 seconds: docs/transfer.md.
         optimizer=replace(PER_MODULE_TUNED, warmup_steps=500),
-        transfer=from_base(),
-        # Bounded weights (docs/decisions/0010): a caption has so few tokens that 1 / t is mostly noise.
+        transfer=transfer_from_proxy(),
+        # Bounded loss weights (docs/decisions/0010): a caption is so short that a weight of 1 / t is mostly noise.
         norm="masked",
         num_steps=26_000,
         ema_decay=0.999,
@@ -60,7 +60,7 @@ def scenes() -> RunConfig:
 
 
 def nano() -> RunConfig:
-    """A minute of training, to see the loss fall."""
+    """A model that trains in a minute, to see the loss fall."""
     run = scenes()
     return replace(
         run,

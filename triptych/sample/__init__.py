@@ -1,1 +1,1 @@
-"""Generation: a canvas of known and masked positions, what the model proposes for them, and samplers that choose."""
+"""Generation: a canvas of known and masked positions, the model's predictions for them, and samplers that fill them."""

@@ -1,9 +1,10 @@
-"""What samplers work on: requests of equal length side by side, each with randomness of its own.
+"""What samplers work on: a batch of requests of equal length, each with its own random numbers.
 
-A request's random numbers depend on its seed, the step, what they are for and the position: never on its neighbours
-in the group. So a request gives the same result alone or in any batch.
+A random number depends on the request's seed, the step, its purpose and the position, never on the other requests of
+the batch. So a request gives the same result in any batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -11,7 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.sample.canvas import Canvas, CanvasTokens, lay_out
+from triptych.sample.forward import MAX_TOKENS_PER_PASS
 from triptych.utils.rng import SampleStream, random_bits, to_uniform
+from triptych.vocab import Vocabulary
 
 # B requests, T positions
 
@@ -21,47 +25,89 @@ class RequestBatch:
     """Requests of equal length."""
 
     tokens: Tensor
-    """[B, T] int64, ids of the unified vocabulary, MASK of its modality where something is to be generated."""
+    """[B, T] int64, ids of the unified vocabulary; MASK of its modality at positions to generate."""
     masked: Tensor
-    """[B, T] bool, the positions to generate. All others are given, and stay."""
+    """[B, T] bool, positions to generate. All others are given and never change."""
     mask_ids: Tensor
-    """[B, T] int64, the MASK of each position's modality."""
+    """[B, T] int64, the MASK id of each position's modality."""
     seeds: tuple[int, ...]
-    """One per request."""
+    """One seed per request."""
+
+    @classmethod
+    def from_layouts(
+        cls,
+        layouts: Sequence[CanvasTokens],
+        seeds: Sequence[int],
+        vocabulary: Vocabulary,
+        device: torch.device | str = "cpu",
+    ) -> "RequestBatch":
+        return cls(
+            tokens=torch.from_numpy(np.stack([layout.tokens for layout in layouts])).to(device),
+            masked=torch.from_numpy(np.stack([layout.masked for layout in layouts])).to(device),
+            mask_ids=torch.from_numpy(np.stack([vocabulary.mask_ids[layout.modality] for layout in layouts])).to(
+                device
+            ),
+            seeds=tuple(seeds),
+        )
 
     def uniform(self, step: int, stream: SampleStream) -> Tensor:
-        """[B, T] float64 in [0, 1), of all the 53 bits a double has."""
+        """[B, T] float64 in [0, 1), with all 53 bits of a double."""
         positions = np.arange(self.tokens.shape[1])
         bits = random_bits(np.array(self.seeds, np.uint64)[:, None], int(stream), step, positions[None, :])
         return torch.from_numpy(to_uniform(bits)).to(self.tokens.device)
 
 
+def group_by_length(
+    canvases: Sequence[Canvas], vocabulary: Vocabulary, copies: int = 1
+) -> list[tuple[list[int], list[CanvasTokens]]]:
+    """Split canvases into groups of equal length that fit one forward pass: their indices and their layouts.
+
+    `copies` is how often a forward pass holds each canvas: 2 with guidance.
+    """
+    layouts = [lay_out(canvas, vocabulary) for canvas in canvases]
+    by_length: dict[int, list[int]] = {}
+    for i, layout in enumerate(layouts):
+        by_length.setdefault(len(layout.tokens), []).append(i)
+    groups = []
+    for length, members in by_length.items():
+        size = max(1, MAX_TOKENS_PER_PASS // (length * copies))
+        for start in range(0, len(members), size):
+            part = members[start : start + size]
+            groups.append((part, [layouts[i] for i in part]))
+    return groups
+
+
 @dataclass(frozen=True)
 class Proposals:
-    """What the model would put at the positions that were asked for; anything elsewhere."""
+    """The model's draws at the requested positions; values at other positions are undefined."""
 
     ids: Tensor
-    """[B, T] int64, drawn from the model's law after guidance, temperature and top-p."""
+    """[B, T] int64, drawn after guidance, temperature and top-p."""
     log_prob: Tensor
-    """[B, T] float64, of the drawn id under the law after guidance, before temperature and top-p; if it was wanted."""
+    """[B, T] float64, of the drawn id after guidance, before temperature and top-p; only with need="confidence"."""
     entropy: Tensor
-    """[B, T] float64, of that law, in nats; if it was wanted."""
+    """[B, T] float64, in nats, of the same distribution as `log_prob`; only with need="entropy"."""
 
 
-Wants = Literal["ids", "confidence", "entropy"]
-"""What a sampler is to know of the draws, besides them: each costs another pass over all columns."""
+Need = Literal["ids", "confidence", "entropy"]
+"""What a sampler needs besides the drawn ids. Each extra costs another pass over all logits."""
 
 
-class Propose(Protocol):
-    """One look of the model at a group: draws for the positions `where` [B, T], given tokens [B, T].
+class Predictor(Protocol):
+    """One forward pass of a batch: draws for the positions `where` [B, T], given tokens [B, T].
 
-    Only needed positions cost head and draw, so samplers that choose positions at random choose them first.
+    Only positions in `where` pass the output head, so samplers that choose positions at random choose them first.
     """
 
-    def __call__(self, tokens: Tensor, where: Tensor, step: int, wants: Wants) -> Proposals: ...
+    def __call__(self, tokens: Tensor, where: Tensor, step: int, need: Need) -> Proposals: ...
 
 
 class Callback(Protocol):
-    """Told after every step: its number (from 0), how many there will be at most, and the tokens [B, T]."""
+    """Called after every step of a batch.
 
-    def __call__(self, step: int, steps: int, tokens: Tensor) -> None: ...
+    `step` counts from 0. `num_steps` is the number of steps of this batch: exact for samplers with a fixed number of
+    steps, otherwise an upper bound that never grows and is exact at the last step. So the last call of a batch has
+    step + 1 == num_steps. `tokens` [B, T] are the tokens after the step.
+    """
+
+    def __call__(self, step: int, num_steps: int, tokens: Tensor) -> None: ...

@@ -3,8 +3,8 @@
     text        [TASK BOS text EOS]
     pair        [TASK BOS_m media EOS_m BOS text EOS]
 
-A `Span` is one modality's part of it. Where its end is open, masked positions up to the end of the slot take the place
-of the rest and of its EOS; `generate` first asks the model how long it should be (see `data.sequences` on open ends).
+A `Span` is the part of one modality. If its end is open, the rest of its slot, EOS included, is masked, and `generate`
+first chooses a length with the model (see `sample.lengths`, and `data.sequences` for open ends in training).
 """
 
 from dataclasses import dataclass, replace
@@ -19,28 +19,29 @@ MASKED = -1  # in a span's ids: to be generated
 
 @dataclass(frozen=True)
 class Span:
-    """Local ids of one modality, -1 where something is to be generated."""
+    """Local ids of one modality, -1 at positions to generate."""
 
     modality: Modality
     ids: np.ndarray
     open_slot: int | None = None
-    """If set, the end is open: what follows `ids` is to be generated, `ids` and the rest filling at most this many
-    positions, of which one at least is the end."""
+    """None for a span of known length. Otherwise the end is open: `ids` is a prefix, and prefix, generated tokens and
+    at least one EOS fill a slot of this many positions."""
     stride: int = 1
-    """Its length is a multiple of this: codebooks of a sound."""
+    """The length is a multiple of this: the number of codebooks for audio."""
     unconditional: bool = False
-    """Whether masked ids stay masked: nothing is known of this span, and nothing asked."""
+    """Whether masked ids stay masked: the model generates the rest without this span."""
 
     def __post_init__(self) -> None:
+        name = self.modality.name.lower()
         if self.open_slot is not None and len(self.ids) + 1 > self.open_slot:
             raise UserError(
-                f"the {self.modality.name.lower()} given is {len(self.ids)} tokens long, but the model knows "
-                f"{self.modality.name.lower()} of at most {self.open_slot - 1} tokens. Shorten it."
+                f"the {name} given is {len(self.ids)} tokens long, but the model knows "
+                f"{name} of at most {self.open_slot - 1} tokens. Shorten it."
             )
-        if self.open_slot is not None and self.shortest >= self.open_slot:
+        if self.open_slot is not None and self.min_length >= self.open_slot:
             raise UserError(
-                f"the model knows {self.modality.name.lower()} of at most {self.open_slot - 1} tokens, "
-                f"but here it would be {self.shortest} at least."
+                f"the model knows {name} of at most {self.open_slot - 1} tokens, "
+                f"but this span needs at least {self.min_length}."
             )
 
     @property
@@ -48,12 +49,12 @@ class Span:
         return int((self.ids == MASKED).sum())
 
     @property
-    def shortest(self) -> int:
-        """Tokens an open span has at least: what is given, and something, in whole steps of the stride."""
+    def min_length(self) -> int:
+        """The shortest length an open span can take: its prefix, at least one token, rounded up to the stride."""
         return -(-max(len(self.ids), 1) // self.stride) * self.stride
 
     def closed(self, length: int) -> "Span":
-        """Of so many positions in all, the new ones masked."""
+        """This span with a fixed length; the positions after the prefix are masked."""
         new = np.full(length - len(self.ids), MASKED, self.ids.dtype)
         return replace(self, ids=np.concatenate([self.ids, new]), open_slot=None)
 
@@ -67,7 +68,7 @@ def masked(modality: Modality, length: int) -> Span:
 
 
 def unconditional(modality: Modality, length: int) -> Span:
-    """A span the model is to do without, as in the unconditional branch of guidance."""
+    """A span that stays masked, as the text does in the unconditional branch of guidance."""
     return replace(masked(modality, length), unconditional=True)
 
 
@@ -82,12 +83,12 @@ class Canvas:
 
     text: Span
     media: Span | None = None
-    hide: bool = False
-    """Whether the unconditional branch of guidance hides the text: it must be known, and something else masked."""
+    hide_text: bool = False
+    """Whether the unconditional branch of guidance masks the known text. Guidance needs this."""
 
     def __post_init__(self) -> None:
         if self.text.modality != Modality.TEXT or (self.media and self.media.modality == Modality.TEXT):
-            raise UserError("a canvas takes a text, and an image or a sound as its media.")
+            raise UserError("a canvas takes a text span as text, and an image or audio span as media.")
 
     @property
     def task(self) -> Task:
@@ -97,10 +98,11 @@ class Canvas:
 
     @property
     def spans(self) -> tuple[Span, ...]:
+        """In the order of the sequence: media, then text."""
         return (self.text,) if self.media is None else (self.media, self.text)
 
     def with_span(self, span: Span) -> "Canvas":
-        """The same with the span of this modality replaced."""
+        """This canvas with the span of the same modality replaced."""
         return replace(self, text=span) if span.modality == Modality.TEXT else replace(self, media=span)
 
 
@@ -111,21 +113,21 @@ class CanvasTokens:
     tokens: np.ndarray
     """Ids of the unified vocabulary."""
     masked: np.ndarray
-    """What is to be generated."""
+    """Positions to generate."""
     modality: np.ndarray
-    """Of each position; TASK counts as text."""
-    may_end: np.ndarray
-    """Where EOS may be generated: behind an open end."""
+    """Modality of each position; TASK counts as text."""
+    allow_eos: np.ndarray
+    """Positions where EOS may be generated: those after the minimum length of an open span."""
     hidden: np.ndarray
-    """What the unconditional branch of guidance does not see."""
+    """Positions that the unconditional branch of guidance masks."""
     starts: tuple[int, ...]
-    """Where each span begins."""
+    """Position of each span's first id."""
 
 
 def lay_out(canvas: Canvas, vocabulary: Vocabulary) -> CanvasTokens:
-    """Put the special tokens around the spans."""
+    """Add the special tokens and map ids to the unified vocabulary."""
     tokens, starts = [vocabulary.task(canvas.task)], []
-    modality, is_open, is_unsaid = [Modality.TEXT], [False], [False]
+    modality, allow_eos, is_unconditional = [Modality.TEXT], [False], [False]
     for span in canvas.spans:
         slot = span.open_slot if span.open_slot is not None else len(span.ids)
         fill = np.full(slot - len(span.ids), MASKED, np.int64)
@@ -137,16 +139,22 @@ def lay_out(canvas: Canvas, vocabulary: Vocabulary) -> CanvasTokens:
         starts.append(len(tokens))
         tokens += [*ids.tolist(), *end]
         modality += [span.modality] * (1 + slot + len(end))
-        still = span.shortest - len(span.ids) if len(fill) else 0  # what must come before an end may
-        is_open += [False] * (1 + len(span.ids) + still) + [True] * (len(fill) - still) + [False] * len(end)
-        is_unsaid += [span.unconditional] * (1 + slot + len(end))
+        num_required = span.min_length - len(span.ids) if len(fill) else 0  # generated tokens before the first EOS
+        allow_eos += [False] * (1 + len(span.ids) + num_required) + [True] * (len(fill) - num_required)
+        allow_eos += [False] * len(end)
+        is_unconditional += [span.unconditional] * (1 + slot + len(end))
     token_array, modality_array = np.array(tokens, np.int64), np.array(modality, np.uint8)
-    masks = np.array([vocabulary.mask(m) for m in Modality], np.int64)
-    where = (token_array == masks[modality_array]) & ~np.array(is_unsaid)
-    text_data = np.zeros(len(tokens), bool)
-    text_start = starts[-1]
-    text_data[text_start : text_start + len(canvas.text.ids)] = canvas.hide
-    return CanvasTokens(token_array, where, modality_array, np.array(is_open), text_data & ~where, tuple(starts))
+    is_masked = (token_array == vocabulary.mask_ids[modality_array]) & ~np.array(is_unconditional)
+    text_ids = np.zeros(len(tokens), bool)
+    text_ids[starts[-1] : starts[-1] + len(canvas.text.ids)] = True
+    return CanvasTokens(
+        tokens=token_array,
+        masked=is_masked,
+        modality=modality_array,
+        allow_eos=np.array(allow_eos),
+        hidden=text_ids & ~is_masked if canvas.hide_text else np.zeros(len(tokens), bool),
+        starts=tuple(starts),
+    )
 
 
 def read_back(canvas: Canvas, tokens: np.ndarray, vocabulary: Vocabulary) -> Canvas:

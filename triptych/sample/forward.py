@@ -1,21 +1,22 @@
-"""The model on rows of a batch, each rounded as it would be in any other batch.
+"""Forward passes whose result for a row does not depend on the other rows of the batch, bit for bit.
 
-Below some number of rows a matrix product takes another path, in other rounding. So there are never fewer.
+A matrix product of few rows uses a different kernel, which rounds differently. So inputs are padded to a minimum number
+of rows.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from triptych.vocab import Modality, Vocabulary
 
-# B rows, T positions, n of the positions that are asked for, V columns of a softmax
+# B rows, T positions, n query positions, D hidden dimensions, V logits of a modality
 
-MOST_TOKENS = 16_384  # positions of one forward pass
-_CHUNK_BYTES = 128 * 2**20  # of logits that are computed at once
-_PIECE_BYTES = 8 * 2**20  # of those that are worked on at once
+MAX_TOKENS_PER_PASS = 16_384
+_CHUNK_BYTES = 128 * 2**20  # logits computed in one matrix product
+_PIECE_BYTES = 8 * 2**20  # logits handed out together: few enough to stay in a cache
 
 
 class Network(Protocol):
@@ -23,27 +24,27 @@ class Network(Protocol):
 
     vocabulary: Vocabulary
 
-    def __call__(self, tokens: Tensor, positions: Tensor, *, query_idx: Tensor) -> Any:
-        """Hidden states [n, D] of those of the B x T positions that are asked for."""
+    def hidden_states(self, tokens: Tensor, positions: Tensor, *, query_idx: Tensor) -> Tensor:
+        """Hidden states [n, D] of the query positions, which index the flattened B x T."""
 
     def logits(self, hidden_nD: Tensor, modality: Modality, *, out: Tensor) -> Tensor:
-        """[n, V], which may or may not be in `out`."""
+        """[n, V], written to `out` or to new memory."""
 
 
 def hidden_states(network: Network, tokens_BT: Tensor, where_BT: Tensor) -> Tensor:
-    """[n, D] of the positions `where` [B, T], row after row."""
+    """[n, D] hidden states of the positions `where` [B, T], row by row."""
     length = tokens_BT.shape[1]
-    filled = _filled_up(tokens_BT, -(-least_rows() // length))
-    positions = torch.arange(length, device=tokens_BT.device).expand_as(filled)
+    padded = _pad_rows(tokens_BT, -(-min_rows() // length))
+    positions = torch.arange(length, device=tokens_BT.device).expand_as(padded)
     query_idx = where_BT.flatten().nonzero()[:, 0]
-    return network(filled, positions, query_idx=_filled_up(query_idx, least_rows()))[: len(query_idx)]
+    return network.hidden_states(padded, positions, query_idx=_pad_rows(query_idx, min_rows()))[: len(query_idx)]
 
 
-class Columns:
-    """Logits of hidden rows, a few megabytes at a time: never all that are asked for.
+class LogitsReader:
+    """Logits of hidden states, a few megabytes at a time, so that they never exist all at once.
 
-    They are computed for as many rows at once as a matrix product likes, into memory that is used again and again (to
-    get it anew from the system costs time), and handed out in pieces that stay in a cache.
+    Each matrix product fills a large reused buffer (new memory from the system costs time), which is read in small
+    pieces.
     """
 
     def __init__(self, network: Network):
@@ -51,33 +52,36 @@ class Columns:
         self._buffers: dict[tuple[Modality, int], Tensor] = {}
 
     def pieces(self, modality: Modality, *hidden_nD: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Which of the rows, and their logits [., V] of each of the hidden states; these are there until the next."""
-        columns, count = self.network.vocabulary.data_size(modality) + 2, len(hidden_nD[0])
-        chunk, piece = (max(least_rows(), size // (4 * columns)) for size in (_CHUNK_BYTES, _PIECE_BYTES))
+        """Yield (rows, logits): a slice of the n rows, and their logits [., V] for each of the given hidden states.
+
+        The logits are valid until the next iteration.
+        """
+        width, count = self.network.vocabulary.num_logits(modality), len(hidden_nD[0])
+        chunk, piece = (max(min_rows(), size // (4 * width)) for size in (_CHUNK_BYTES, _PIECE_BYTES))
         for start in range(0, count, chunk):
-            found = [
-                self._logits(modality, number, hidden[start : start + chunk], min(chunk, max(count, least_rows())))
+            logits = [
+                self._logits(modality, number, hidden[start : start + chunk], min(chunk, max(count, min_rows())))
                 for number, hidden in enumerate(hidden_nD)
             ]
-            for first in range(0, len(found[0]), piece):
+            for first in range(0, len(logits[0]), piece):
                 rows = slice(first, first + piece)
-                yield slice(start + first, start + first + len(found[0][rows])), [each[rows] for each in found]
+                yield slice(start + first, start + first + len(logits[0][rows])), [part[rows] for part in logits]
 
-    def _logits(self, modality: Modality, number: int, hidden_nD: Tensor, most: int) -> Tensor:
-        filled = _filled_up(hidden_nD, least_rows())
+    def _logits(self, modality: Modality, number: int, hidden_nD: Tensor, max_rows: int) -> Tensor:
+        padded = _pad_rows(hidden_nD, min_rows())
         buffer = self._buffers.get((modality, number))
-        if buffer is None or len(buffer) < most:
-            size = self.network.vocabulary.data_size(modality) + 2
-            self._buffers[modality, number] = buffer = filled.new_empty(most, size)
-        return self.network.logits(filled, modality, out=buffer[: len(filled)])[: len(hidden_nD)]
+        if buffer is None or len(buffer) < max_rows:
+            width = self.network.vocabulary.num_logits(modality)
+            self._buffers[modality, number] = buffer = padded.new_empty(max_rows, width)
+        return self.network.logits(padded, modality, out=buffer[: len(padded)])[: len(hidden_nD)]
 
 
-def least_rows() -> int:
-    """Of a matrix product, for every row to be rounded as in a larger one. With two threads 12 were enough."""
+def min_rows() -> int:
+    """Rows a matrix product needs for each row to round as in a larger one. With two threads, 12 were enough."""
     return 8 * max(2, torch.get_num_threads())
 
 
-def _filled_up(rows: Tensor, least: int) -> Tensor:
-    """At least so many rows, the missing ones copies of the first."""
-    missing = least - len(rows)
+def _pad_rows(rows: Tensor, num_rows: int) -> Tensor:
+    """At least `num_rows` rows; missing ones are copies of the first."""
+    missing = num_rows - len(rows)
     return rows if missing <= 0 else torch.cat([rows, rows[:1].expand(missing, *rows.shape[1:])])

@@ -1,1 +1,1 @@
-"""From many runs to one: laws of the loss, their fits with intervals, the best size and tokens for a budget."""
+"""Scaling laws: isoFLOP grids, fits with confidence intervals, and the compute-optimal model for a budget."""

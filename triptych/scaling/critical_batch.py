@@ -1,15 +1,15 @@
-"""The critical batch: how large a batch may be before a run of the same tokens ends worse.
+"""The critical batch size: how large a batch can be before a run on the same tokens ends with a higher loss.
 
-Runs of one model on the same tokens, with hyperparameters that follow the batch, end alike as long as they take enough
-steps S. With too few, exp(loss) rises above its plateau exp(c):
+Runs of one model on the same tokens, with hyperparameters scaled to the batch, reach the same loss as long as they take
+enough steps S. With too few steps, exp(loss) rises above its plateau exp(c):
 
     loss(S) = c + log(1 + (S0 / S)^q)        S_crit = S0 delta^(-1/q)        B_crit = sequences / S_crit
 
-S_crit is where exp(loss) lies a share delta above the plateau, by default 1 %. The paper gives no formula; this one is
-ours. Losses are nats per token, and batches and amounts of data are counted in sequences.
+S_crit is the number of steps at which exp(loss) is a fraction delta above the plateau, by default 1 %. The paper gives
+no formula; this one is ours. Losses are in nats per token; batches and amounts of data are counted in sequences.
 
-Far beyond it a run learns next to nothing, and its loss says no more than that: curve and losses are both cut two nats
-above the lowest loss.
+Far beyond the critical batch a run hardly learns, and its exact loss carries no information. So curve and losses are
+both clipped two nats above the lowest loss.
 """
 
 from collections.abc import Callable
@@ -25,16 +25,16 @@ from triptych.errors import UserError
 
 Floats = NDArray[np.float64]
 
-HUBER_NATS = 0.01  # residuals beyond it count linearly; what seeds differ by is better, where it is known
+HUBER_NATS = 0.01  # residuals beyond it count linearly; pass the standard deviation over seeds where it is known
 _POWERS = np.geomspace(0.1, 10, 25)
-"""q: below 0.1 there is no plateau, above 10 the bend is sharper than batches that double can show."""
+"""Range of q: below 0.1 there is no plateau, above 10 the bend is too sharp for batches a factor 2 apart."""
 _CEILING_NATS = 2.0
-_RISE = 3.0  # times the scatter of the points, the least rise that is believed to be one
+_MIN_RISE = 3.0  # in units of the scatter of the points; a smaller rise may be noise
 
 
 @dataclass(frozen=True)
 class PlateauFit:
-    """log(1 + (S0/S)^q) above a plateau c, and what it was fitted to."""
+    """The fitted curve c + log(1 + (S0/S)^q), and the range of steps it was fitted to."""
 
     c: float
     S0: float
@@ -48,36 +48,36 @@ class PlateauFit:
         return self.c + np.logaddexp(0, self.q * (np.log(self.S0) - np.log(np.asarray(steps, float))))
 
     def steps_within(self, delta: float = 0.01) -> float:
-        """S_crit: the number of steps at which exp(loss) exceeds its plateau by the share delta."""
+        """S_crit: the number of steps at which exp(loss) exceeds its plateau by the fraction delta."""
         if not 0 < delta < 1:
-            raise UserError(f"delta must be a share between 0 and 1, got {delta!r}.")
+            raise UserError(f"delta must be a fraction between 0 and 1, got {delta!r}.")
         return float(self.S0 * delta ** (-1 / self.q))
 
     def is_bracketed(self, delta: float = 0.01) -> bool:
-        """Whether runs on both sides of S_crit were measured, and differ by more than chance and more than delta.
+        """Whether there are runs on both sides of S_crit whose losses differ by more than noise and more than delta.
 
-        If not, S_crit is an extrapolation: the sweep saw only the plateau, or never reached it.
+        If not, S_crit is an extrapolation: the sweep covers only the plateau, or does not reach it.
         """
         rise = float(self.loss(self.fewest_steps) - self.loss(self.most_steps))
         is_inside = self.fewest_steps <= self.steps_within(delta) <= self.most_steps
-        return is_inside and rise > max(_RISE * self.scatter, float(np.log1p(delta)))
+        return is_inside and rise > max(_MIN_RISE * self.scatter, float(np.log1p(delta)))
 
 
 @dataclass(frozen=True)
 class CriticalBatch:
-    """B_crit in sequences with its 95 % interval."""
+    """B_crit in sequences, with its 95 % confidence interval."""
 
     value: float
     low: float
-    """0 if the interval reaches below the smallest batch of the sweep: how far, the runs cannot say."""
+    """Lower end of the interval; 0 if it is below the smallest batch of the sweep."""
     high: float
-    """Infinite if it reaches beyond the largest batch."""
+    """Upper end of the interval; infinite if it is above the largest batch of the sweep."""
     is_bracketed: bool
     """Whether the value and its whole interval lie inside the sweep. If not, the value is an extrapolation."""
     resamples: int
-    """Those the interval rests on."""
+    """Number of resamples that the interval is computed from."""
     left_out: int
-    """Resamples that could not be fitted."""
+    """Number of resamples that could not be fitted."""
 
     def __str__(self) -> str:
         text = f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
@@ -85,13 +85,13 @@ class CriticalBatch:
 
 
 def fit_plateau(steps: ArrayLike, losses: ArrayLike, huber: float = HUBER_NATS) -> PlateauFit:
-    """Fit final losses (nats per token) of runs on the same tokens against their numbers of steps."""
+    """Fit the final losses (nats per token) of runs on the same tokens against their numbers of steps."""
     s, nats = checked_columns(steps=steps, losses=losses)
     return _fit(s, nats, huber, num_starts=4)
 
 
 def critical_batch(tokens_in_sequences: float, fit: PlateauFit, delta: float = 0.01) -> float:
-    """B_crit: the largest batch, in sequences, that spends these tokens in enough steps."""
+    """B_crit: the largest batch, in sequences, that leaves enough steps for this amount of data."""
     if not 0 < tokens_in_sequences < float("inf"):
         raise UserError(f"tokens_in_sequences must be positive and finite, got {tokens_in_sequences!r}.")
     return tokens_in_sequences / fit.steps_within(delta)
@@ -106,27 +106,27 @@ def bootstrap(
     seed: int = 0,
     huber: float = HUBER_NATS,
 ) -> CriticalBatch:
-    """B_crit with an interval over resampled runs; resamples of fewer than three numbers of steps are left out."""
+    """B_crit with a bootstrap interval over runs; resamples with fewer than three numbers of steps are left out."""
     s, nats = checked_columns(steps=steps, losses=losses)
-    fit = _fit(s, nats, huber, num_starts=4)
+    fit = fit_plateau(s, nats, huber)
     value = critical_batch(tokens_in_sequences, fit, delta)
 
     def estimate(picks: NDArray[np.int64]) -> float:
         return critical_batch(tokens_in_sequences, _fit(s[picks], nats[picks], huber, num_starts=1), delta)
 
-    found, left_out = _resampled(estimate, len(s), resamples, seed)
-    with np.errstate(over="ignore"):  # infinite is right
-        low, high = np.exp(_interval(np.log(value), np.log(found), len(s), 3)).tolist()
+    estimates, left_out = _resampled(estimate, len(s), resamples, seed)
+    with np.errstate(over="ignore"):  # an infinite end is valid
+        low, high = np.exp(_interval(np.log(value), np.log(estimates), len(s), 3)).tolist()
     smallest, largest = tokens_in_sequences / fit.most_steps, tokens_in_sequences / fit.fewest_steps
     low = min(low, largest) if low >= smallest else 0.0
     high = max(high, smallest) if high <= largest else float("inf")
     is_bracketed = fit.is_bracketed(delta) and low > 0 and high < float("inf")
-    return CriticalBatch(value, low, high, is_bracketed, len(found), left_out)
+    return CriticalBatch(value, low, high, is_bracketed, len(estimates), left_out)
 
 
 def _fit(steps: Floats, losses: Floats, huber: float, num_starts: int) -> PlateauFit:
     if len(np.unique(steps)) < 3:
-        raise UserError(f"A plateau needs runs of at least 3 numbers of steps, got {len(np.unique(steps))}.")
+        raise UserError(f"a plateau needs runs of at least 3 numbers of steps, got {len(np.unique(steps))}.")
     log_s, ceiling = np.log(steps), losses.min() + _CEILING_NATS
     losses = np.minimum(losses, ceiling)
 
@@ -147,16 +147,16 @@ def _fit(steps: Floats, losses: Floats, huber: float, num_starts: int) -> Platea
     low = np.array([losses.min() - 20, log_s.min() - 50, np.log(_POWERS[0])])
     high = np.array([losses.max() + 1, log_s.max() + 10, np.log(_POWERS[-1])])
     c, log_s0, log_q = _fit_robustly(residuals, jacobian, _starts(log_s, losses), (low, high), huber, num_starts)
-    misses = residuals(np.array([c, log_s0, log_q]))
-    scatter = float(np.sqrt(np.sum(misses**2) / max(1, len(misses) - 3)))
+    remaining = residuals(np.array([c, log_s0, log_q]))
+    scatter = float(np.sqrt(np.sum(remaining**2) / max(1, len(remaining) - 3)))
     return PlateauFit(c, float(np.exp(log_s0)), float(np.exp(log_q)), scatter, float(steps.min()), float(steps.max()))
 
 
 def _starts(log_s: Floats, losses: Floats) -> list[list[float]]:
-    """For each q the best rest: exp(loss) = e^c + e^c S0^q S^-q is linear in its two coefficients."""
+    """For each q, c and S0 by linear least squares: exp(loss) = e^c + e^c S0^q S^-q is linear in two coefficients."""
     starts = []
     x = log_s - log_s.mean()
-    weight = np.exp(losses.mean() - losses)  # what is small of exp(loss) is then small of the loss
+    weight = np.exp(losses.mean() - losses)  # turns errors of exp(loss) into errors of the loss
     for q in _POWERS:
         plateau, rise = np.maximum(nnls(np.stack([weight, weight * np.exp(-q * x)], 1), np.ones_like(x))[0], 1e-9)
         starts.append([np.log(plateau) + losses.mean(), log_s.mean() + np.log(rise / plateau) / q, np.log(q)])
@@ -164,17 +164,17 @@ def _starts(log_s: Floats, losses: Floats) -> list[list[float]]:
 
 
 def checked_columns(**columns: ArrayLike) -> list[Floats]:
-    """Columns of one table as arrays: as long as each other, and every number positive and finite."""
+    """The columns of a table as arrays, checked to have equal lengths and positive finite numbers."""
     arrays = {name: np.asarray(values, float) for name, values in columns.items()}
     if any(each.ndim != 1 for each in arrays.values()) or len({len(each) for each in arrays.values()}) != 1:
         shapes = ", ".join(f"{name} {each.shape}" for name, each in arrays.items())
-        raise UserError(f"Expected one number of each kind per run, got the shapes {shapes}.")
+        raise UserError(f"expected one number of each kind per run, got the shapes {shapes}.")
     for name, each in arrays.items():
         wrong = np.flatnonzero(~((each > 0) & np.isfinite(each)))
         if len(wrong):
             raise UserError(
                 f"{name} must be positive and finite, got {each[wrong[0]]} in run {wrong[0]} (counted from 0). "
-                "Leave runs that diverged out."
+                "Leave out runs that diverged."
             )
     return list(arrays.values())
 
@@ -187,11 +187,11 @@ def _fit_robustly(
     huber: float,
     num_starts: int,
 ) -> list[float]:
-    """Minimise the Huber loss of residuals from the best of the starts; the best end counts."""
+    """Minimise the Huber loss of the residuals from the best `num_starts` starts; returns the lowest minimum."""
     if not 0 < huber < float("inf"):
         raise UserError(f"huber must be positive and finite, got {huber!r}.")
     low, high = bounds
-    margin = 1e-6 * (high - low)  # the solver wants to begin inside
+    margin = 1e-6 * (high - low)  # the solver must start strictly inside the bounds
     inside = [np.clip(start, low + margin, high - margin) for start in starts]
     inside.sort(key=lambda start: _huber(residuals(start), huber))
     ends: list[Any] = [
@@ -200,10 +200,10 @@ def _fit_robustly(
         )
         for start in inside[:num_starts]
     ]
-    reached = [end for end in ends if end.success and np.isfinite(end.cost)]
-    if not reached:
-        raise UserError(f"The fit did not converge from any of its {len(ends)} starts; more points would help it.")
-    return [float(value) for value in min(reached, key=lambda end: end.cost).x]
+    converged = [end for end in ends if end.success and np.isfinite(end.cost)]
+    if not converged:
+        raise UserError(f"the fit did not converge from any of its {len(ends)} starts; add more points.")
+    return [float(value) for value in min(converged, key=lambda end: end.cost).x]
 
 
 def _huber(residuals: Floats, threshold: float) -> float:
@@ -214,28 +214,28 @@ def _huber(residuals: Floats, threshold: float) -> float:
 def _resampled(
     estimate: Callable[[NDArray[np.int64]], float], num_points: int, resamples: int, seed: int
 ) -> tuple[Floats, int]:
-    """The estimate of each resample of the points (given as their numbers), and how many could not be made."""
+    """The estimate for each resample of point indices, and the number of resamples that could not be fitted."""
     if resamples < 1:
         raise UserError(f"resamples must be at least 1, got {resamples!r}.")
     rng = np.random.default_rng(seed)
-    found = []
+    estimates = []
     for picks in rng.integers(num_points, size=(resamples, num_points)):
         try:
-            found.append(estimate(picks))
+            estimates.append(estimate(picks))
         except UserError:  # too few different points
             continue
-    if not found:
-        raise UserError(f"None of {resamples} resamples of {num_points} points could be fitted; give more points.")
-    return np.array(found), resamples - len(found)
+    if not estimates:
+        raise UserError(f"none of {resamples} resamples of {num_points} points could be fitted; add more points.")
+    return np.array(estimates), resamples - len(estimates)
 
 
-def _interval(value: float, found: Floats, num_points: int, num_coefficients: int) -> tuple[float, float]:
-    """The 95 % interval of an estimate from its resamples, widened for few points as Student's is.
+def _interval(value: float, estimates: Floats, num_points: int, num_coefficients: int) -> tuple[float, float]:
+    """The 95 % interval of a value from its resamples, widened for few points like a Student interval.
 
-    Plain quantiles are too narrow there: of 60 made-up sweeps of 16 runs they held the true critical batch in 85 %,
-    and these ends in 90 %.
+    Plain quantiles are too narrow for few points: in 60 synthetic sweeps of 16 runs they covered the true critical
+    batch in 85 %, the widened interval in 90 %.
     """
     freedom = max(1, num_points - num_coefficients)
     widening = np.sqrt(num_points / freedom) * t.ppf(0.975, freedom) / norm.ppf(0.975)
-    low, high = np.quantile(found, (0.025, 0.975))
+    low, high = np.quantile(estimates, (0.025, 0.975))
     return value - widening * max(0.0, value - float(low)), value + widening * max(0.0, float(high) - value)

@@ -1,4 +1,4 @@
-"""The family of a recipe: models of one aspect, what they cost, and the one nearest to a size."""
+"""Model families: the models of one aspect ratio, their training cost, and the one closest to a size."""
 
 import math
 from collections.abc import Sequence
@@ -6,24 +6,31 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from triptych.errors import UserError
-from triptych.model.count import parameters
-from triptych.plan.lengths import ORIGINS, Origin, gather
-from triptych.recipes import family_of
-from triptych.scaling.grid import DECIDED, Cell, Lengths, cell_of, flops_per_token
+from triptych.model.flops import count_parameters
+from triptych.plan.lengths import ORIGINS, Origin, sample_batches
+from triptych.recipes import recipe
+from triptych.recipes.paper import fixed_aspect
+from triptych.recipes.proxy import HEAD_WIDTH, proxy_of_width, proxy_per_module
+from triptych.scaling.grid import SET_BY_GRID, GridPoint, LengthStats, flops_per_token, grid_point
 from triptych.scaling.optimal import FlopsPerToken, Frontier, Optimum
-from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training.config import RunConfig, override
-from triptych.vocab import Vocabulary, paper_vocabulary
+from triptych.tokenizers.bundle import PAPER_TOKENIZERS, vocabulary_of
+from triptych.training.config import RunConfig
+from triptych.utils.config import override
+from triptych.vocab import Vocabulary
+
+_MAX_LAYERS, _MAX_WIDTH = 96, 768  # the paper's family ends at width 12,288, the CPU-sized one at 768
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
+    """Runs that differ in the size of the model, at one aspect ratio."""
+
     members: list[RunConfig]
-    """From the smallest on."""
+    """Sorted from the smallest model to the largest."""
     vocabulary: Vocabulary
-    lengths: Lengths
+    lengths: LengthStats
     origin: Origin
-    """Of the lengths."""
+    """Where the sequence lengths come from."""
 
     def __str__(self) -> str:
         first, last = self.members[0].model, self.members[-1].model
@@ -34,40 +41,48 @@ class Family:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Parameters without embeddings."""
-        return [parameters(member.model, self.vocabulary).blocks for member in self.members]
+        """Non-embedding parameters of each member."""
+        return [count_parameters(member.model, self.vocabulary).blocks for member in self.members]
 
     @cached_property
-    def per_token(self) -> list[float]:
-        """FLOPs of training."""
+    def exact_flops(self) -> list[float]:
+        """Training FLOPs per token of each member."""
         return [flops_per_token(member, self.vocabulary, self.lengths) for member in self.members]
 
     @cached_property
-    def smooth(self) -> FlopsPerToken:
-        """The same for any size between them."""
-        return FlopsPerToken.through(self.sizes, self.per_token)
+    def flops_per_token(self) -> FlopsPerToken:
+        """Training FLOPs per token as a function of the size, fitted to the members."""
+        return FlopsPerToken.fit_to(self.sizes, self.exact_flops)
 
-    def nearest(self, best: Optimum, frontier: Frontier) -> Cell | None:
-        """The member whose tokens, of the optimum's budget, come nearest to those that suit it.
+    def nearest(self, best: Optimum, frontier: Frontier) -> GridPoint | None:
+        """The member that the optimum's budget trains on closest to its compute-optimal number of tokens.
 
-        None where the best size lies beyond the family, or a budget is not even a step.
+        None if the optimal size is outside the family, or the budget is below one step.
         """
         if not self.sizes[0] / 2 <= best.N <= self.sizes[-1] * 2:
             return None
-        suited = frontier.tokens(self.sizes, self.smooth)
-        gaps = [abs(math.log(best.flops / cost / tokens)) for cost, tokens in zip(self.per_token, suited)]
-        return cell_of(self.members[gaps.index(min(gaps))], self.vocabulary, self.lengths, best.flops)
+        optimal_tokens = frontier.tokens(self.sizes, self.flops_per_token)
+        gaps = [abs(math.log(best.flops / cost / tokens)) for cost, tokens in zip(self.exact_flops, optimal_tokens)]
+        return grid_point(self.members[gaps.index(min(gaps))], self.vocabulary, self.lengths, best.flops)
 
 
-def family_for(recipe: str, changes: Sequence[str] = ()) -> Family:
-    """The family of a recipe, with fields of all its runs changed."""
+def family_members(name: str) -> list[RunConfig]:
+    """The models with the aspect ratio of a recipe, smallest first; the `recipe` field names the recipe to start from.
+
+    Hyperparameters are transferred from the model they were tuned on: the paper's at 8 x 1024, or the proxy at 2 x 64.
+    """
+    if recipe(name).tokenizers == PAPER_TOKENIZERS:
+        return [fixed_aspect(layers) for layers in range(1, _MAX_LAYERS + 1)]
+    return [proxy_of_width(proxy_per_module(), width) for width in range(HEAD_WIDTH, _MAX_WIDTH + 1, HEAD_WIDTH)]
+
+
+def model_family(name: str, changes: Sequence[str] = ()) -> ModelFamily:
+    """The model family of a recipe, with fields of all its runs changed."""
     for change in changes:
         key = change.partition("=")[0]
-        if key in DECIDED:
-            raise UserError(f"{key} follows from the budget: it cannot be changed.")
-    members = [override(member, list(changes)) for member in family_of(recipe)]
-    first = members[0]
-    is_paper = first.tokenizers == "paper"
-    vocabulary = paper_vocabulary() if is_paper else TokenizerBundle.load(first.tokenizers).vocabulary
-    batches = gather(first, vocabulary)
-    return Family(members, vocabulary, Lengths.of(batches.lengths), batches.origin)
+        if key in SET_BY_GRID:
+            raise UserError(f"{key} follows from the budget and cannot be changed.")
+    members = [override(member, list(changes)) for member in family_members(name)]
+    vocabulary = vocabulary_of(members[0].tokenizers)
+    batches = sample_batches(members[0], vocabulary)
+    return ModelFamily(members, vocabulary, LengthStats.from_lengths(batches.lengths), batches.origin)

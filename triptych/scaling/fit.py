@@ -1,8 +1,8 @@
-"""Fits of a law to runs: one, or many to resampled runs, which say how far to trust it.
+"""Fits a law to runs, and again to resampled runs for confidence intervals and held-out errors.
 
-The objective is the mean Huber loss of log L: residuals are shares of the loss, and those beyond `huber` count
-linearly, so that a run gone wrong pulls no harder than any other. Basin hopping over L-BFGS-B minimises it, with the
-gradient written out (triptych.scaling.law), from the best of a lattice of starts.
+The objective is the mean Huber loss of the residuals of log L, which are relative errors. Residuals beyond `huber`
+count linearly, so an outlier has bounded influence. Basin hopping over L-BFGS-B minimises it with the analytic gradient
+(triptych.scaling.law), starting from the best of a lattice of starting points.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +20,17 @@ from threadpoolctl import threadpool_limits
 
 from triptych.errors import UserError
 from triptych.scaling.law import LARGEST_EXPONENT, SMALLEST_EXPONENT, Floats, Form, Law, Theta
-from triptych.scaling.runs import LEAST_RESAMPLED, Runs
+from triptych.scaling.runs import MIN_RESAMPLED, Runs
 
 HUBER = 1e-3
 ROUNDS = 20
 LEVEL = 0.9
 HOPS = 30
-_HOPS_AGAIN = 2  # of a round, which begins where the fit to all runs ended
+_ROUND_HOPS = 2  # a round starts at the fit to all runs, so it needs few
 _STARTS = 4
 _HELD_OUT = 0.1
 _EXPONENTS = (0.03, 0.1, 0.3, 0.8, 2.0)
-_NEAR = 0.02  # a bound, in logarithms
+_AT_BOUND = 0.02  # distance to a bound, in logs
 _TRIES = 100
 _NAMES = ("E", "A", "B", "a", "b")
 
@@ -39,8 +39,10 @@ _NAMES = ("E", "A", "B", "a", "b")
 
 
 class Problem:
-    """Runs in the units of theta, and the bounds that hold for every form: a part of the loss is never much larger than
-    the loss, and below e^-10 of it nobody would see it."""
+    """The objective for one table of runs, with bounds on theta.
+
+    The bounds hold for every form: a term is never much larger than the loss, and below e^-10 of it has no effect.
+    """
 
     def __init__(self, form: Form, runs: Runs, huber: float):
         logs = [np.log(column) for column in runs.columns]
@@ -52,7 +54,7 @@ class Problem:
         self.bounds = [(low - 10, high), (low - 10, high + 5), (low - 10, high + 5), exponents, exponents]
 
     def __call__(self, theta: Theta) -> tuple[float, Floats]:
-        """The objective in units of the threshold's square, and its gradient."""
+        """The objective, in units of huber^2, and its gradient."""
         value, slopes = self.form.log_loss(theta, self.x, self.z)
         miss = (value - self.log_loss) / self.huber
         size = np.abs(miss)
@@ -60,7 +62,7 @@ class Problem:
         return float(cost.mean()), slopes @ np.clip(miss, -1, 1) / (self.huber * len(miss))
 
     def at_bound(self, theta: Theta) -> tuple[str, ...]:
-        near = (min(value - low, high - value) < _NEAR for value, (low, high) in zip(theta, self.bounds))
+        near = (min(value - low, high - value) < _AT_BOUND for value, (low, high) in zip(theta, self.bounds))
         return tuple(name for name, is_near in zip(_NAMES, near) if is_near)
 
     def inside(self, theta: Theta) -> Theta:
@@ -68,17 +70,18 @@ class Problem:
         return np.clip(theta, low, high)
 
     def starts(self) -> list[Theta]:
-        """For each pair of exponents the best rest of the additive law, which is linear in it: the two laws differ
-        where both parts are alike, by a factor that hops find."""
-        loss, found = np.exp(self.log_loss), []
+        """For each pair of exponents, E, X and Y by linear least squares of the additive law; best first.
+
+        They start the joint law too: it differs by a factor where X and Y are similar, which the hops correct.
+        """
+        loss, starts = np.exp(self.log_loss), []
         for a, b in product(_EXPONENTS, repeat=2):
             parts = np.stack([np.ones_like(loss), np.exp(-a * self.x), np.exp(-b * self.z)], 1)
             sizes = np.maximum(nnls(parts / loss[:, None], np.ones_like(loss))[0], 1e-2 * loss.min())
-            found.append(self.inside(np.log([*sizes, a, b])))
-        return sorted(found, key=lambda theta: self(theta)[0])
+            starts.append(self.inside(np.log([*sizes, a, b])))
+        return sorted(starts, key=lambda theta: self(theta)[0])
 
-    def at(self, law: Law) -> Theta:
-        """A law as parameters."""
+    def theta_of(self, law: Law) -> Theta:
         n, d = (np.exp(mean) / law.form.unit for mean in self.means)
         power = law.shape[2]
         log_x = power * np.log(law.A) - law.a * np.log(n)
@@ -100,24 +103,24 @@ class Problem:
 
     @property
     def _minimizer(self) -> dict[str, Any]:
-        # Tight: the valley is long, and its slope along the bottom small.
+        # Tight tolerances: the minimum lies in a long valley with a small slope along it.
         options = {"maxiter": 2000, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-9}
         return {"method": "L-BFGS-B", "jac": True, "bounds": self.bounds, "options": options}
 
 
-# -- how far to trust it ----------------------------------------------------------------------------------------------
+# -- fits with intervals ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Round:
-    """A fit to resampled runs, and how it did on those it had not seen."""
+    """A fit to resampled runs, and its predictions for the held-out runs."""
 
     law: Law
     at_bound: tuple[str, ...]
     picks: NDArray[np.int64]
-    """The runs that were held out."""
+    """Indices of the held-out runs."""
     predicted: Floats
-    """Their losses."""
+    """Predicted losses of the held-out runs."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,12 @@ class Fit:
     law: Law
     runs: Runs
     at_bound: tuple[str, ...]
-    """Coefficients that ended at an end of what they may be: the runs do not decide them."""
+    """Coefficients that ended at a bound: the runs do not determine them."""
     rounds: tuple[Round, ...] = field(repr=False)
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Coefficients that the runs do not decide: at a bound here, or in more than a tenth of the rounds."""
+        """Coefficients that the runs do not determine: at a bound here, or in more than a tenth of the rounds."""
         often = [name for name in _NAMES if sum(name in each.at_bound for each in self.rounds) > 0.1 * len(self.rounds)]
         return tuple(name for name in _NAMES if name in self.at_bound or name in often)
 
@@ -143,8 +146,8 @@ class Fit:
     @property
     def scatter(self) -> float:
         """Standard deviation of log L around the law."""
-        misses = np.log(self.predicted / self.runs.loss)
-        return float(np.sqrt(np.square(misses).sum() / max(1, len(misses) - 5)))
+        residuals = np.log(self.predicted / self.runs.loss)
+        return float(np.sqrt(np.square(residuals).sum() / max(1, len(residuals) - 5)))
 
     @property
     def r2(self) -> float:
@@ -167,46 +170,46 @@ class Fit:
 
     @property
     def held_out(self) -> tuple[NDArray[np.int64], Floats]:
-        """Runs that were held out in any round, and what was predicted of them."""
+        """Indices of the held-out runs of all rounds, and their predicted losses."""
         if not self.rounds:
             return np.zeros(0, np.int64), np.zeros(0)
         return np.concatenate([each.picks for each in self.rounds]), np.concatenate([r.predicted for r in self.rounds])
 
     @property
     def errors(self) -> Floats:
-        """Mean relative error of what was held out, by round."""
+        """Mean relative error on the held-out runs of each round."""
         return np.array([np.mean(np.abs(each.predicted / self.runs.loss[each.picks] - 1)) for each in self.rounds])
 
     @property
     def laws(self) -> list[Law]:
-        """Of the rounds."""
+        """The laws of the rounds."""
         return [each.law for each in self.rounds]
 
     def interval(self, quantity: Callable[[Law], float], level: float = LEVEL) -> tuple[float, float]:
-        """Of a positive quantity that follows from the law."""
+        """Confidence interval of a positive quantity that is computed from the law."""
         return interval(quantity(self.law), [quantity(each) for each in self.laws], level)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Of the coefficients; not numbers for those that are not decided. No loss is below E."""
-        no_one = float("nan"), float("nan")
-        found = {
-            name: no_one if {*name.split("/")} & {*self.undecided} else self.interval(partial(_coefficient, name))
+        """Confidence intervals of the coefficients; NaN for undetermined ones. E is at most the lowest loss."""
+        unknown = float("nan"), float("nan")
+        intervals = {
+            name: unknown if {*name.split("/")} & {*self.undecided} else self.interval(partial(_coefficient, name))
             for name in self.law.coefficients
         }
-        low, high = found["E"]
-        return found | {"E": (low, max(min(high, float(self.runs.loss.min())), self.law.E) if low == low else high)}
+        low, high = intervals["E"]
+        return intervals | {"E": (low, max(min(high, float(self.runs.loss.min())), self.law.E) if low == low else high)}
 
 
 def interval(value: float, values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """Of a positive quantity, from its value by the fit to all runs and those by fits to resampled ones.
+    """Confidence interval of a positive quantity, from the fit to all runs and the fits to resampled runs.
 
-    Student's, with the spread of the logarithm over the rounds: quantiles of twenty would be far noisier. (A round has
-    90 % of the runs, so that it is 5 % too wide rather than too narrow.)
+    It is a Student interval with the standard deviation of the log over the rounds; quantiles of 20 rounds would be far
+    noisier. Each round has 90 % of the runs, which makes the interval 5 % too wide.
     """
     with np.errstate(divide="ignore"):
         logs, centre = np.log(values), float(np.log(value))
-    if len(logs) < 2 or not np.isfinite(logs).all():  # a law among them has no such quantity
+    if len(logs) < 2 or not np.isfinite(logs).all():  # undefined for one of the laws
         return float("nan"), float("nan")
     with np.errstate(over="ignore"):
         reach = float(logs.std(ddof=1) * t.ppf((1 + level) / 2, len(logs) - 1))
@@ -214,22 +217,22 @@ def interval(value: float, values: Sequence[float], level: float = LEVEL) -> tup
 
 
 def fit(form: Form, runs: Runs, *, rounds: int = ROUNDS, huber: float = HUBER, hops: int = HOPS, seed: int = 0) -> Fit:
-    """Fit a law, and again in so many rounds: of the runs a tenth is held out, and the rest resampled with replacement.
+    """Fit a law to all runs, then once per round: a tenth is held out and the rest resampled with replacement.
 
-    Runs that differ in their seed alone are drawn and held out together.
+    Runs that differ only in their seed are drawn and held out together.
     """
-    why_not = runs.spread_problem()
-    if why_not:
-        raise UserError(f"{why_not}.")
+    reason = runs.spread_problem()
+    if reason:
+        raise UserError(f"{reason}.")
     if not 0 < huber <= 1:
-        raise UserError(f"huber is a share of the loss, above 0 and at most 1, got {huber!r}.")
+        raise UserError(f"huber is a relative error, above 0 and at most 1, got {huber!r}.")
     problem = Problem(form, runs, huber)
-    with threadpool_limits(1):  # L-BFGS is made of tiny products, which threads only wait for
+    with threadpool_limits(1):  # L-BFGS does many tiny products, which threads only slow down
         cost, theta = min((problem.descend(start) for start in problem.starts()[:_STARTS]), key=itemgetter(0))
         theta = min((cost, theta), problem.hop(theta, hops, seed), key=itemgetter(0))[1]
-        law = Law.at(form, theta, problem.means)
-        again = [_round(form, runs, huber, law, seed, number) for number in range(rounds)]
-    return Fit(law, runs, problem.at_bound(theta), tuple(again))
+        law = Law.from_theta(form, theta, problem.means)
+        resampled = [_round(form, runs, huber, law, seed, number) for number in range(rounds)]
+    return Fit(law, runs, problem.at_bound(theta), tuple(resampled))
 
 
 def _coefficient(name: str, law: Law) -> float:
@@ -237,26 +240,26 @@ def _coefficient(name: str, law: Law) -> float:
 
 
 def _round(form: Form, runs: Runs, huber: float, law: Law, seed: int, number: int) -> Round:
-    rng = np.random.default_rng((seed, number))  # the same runs whatever the form is
-    cells = runs.cells
-    count = int(cells.max()) + 1
+    rng = np.random.default_rng((seed, number))  # the same runs for every form
+    groups = runs.seed_groups
+    count = int(groups.max()) + 1
     for _ in range(_TRIES):
         order = rng.permutation(count)
         held_out = order[: max(1, round(_HELD_OUT * count))]
         drawn = rng.choice(order[len(held_out) :], count - len(held_out))
-        taken = runs.take(np.concatenate([np.flatnonzero(cells == cell) for cell in drawn]))
-        why_not = taken.spread_problem(LEAST_RESAMPLED)
-        if why_not is None:
+        sample = runs.take(np.concatenate([np.flatnonzero(groups == group) for group in drawn]))
+        reason = sample.spread_problem(MIN_RESAMPLED)
+        if reason is None:
             break
     else:
-        raise UserError(f"{count} different runs are too few to resample: {why_not}.")
-    problem = Problem(form, taken, huber)
-    starts = [problem.at(law), *problem.starts()[:1]]
+        raise UserError(f"{count} different runs are too few to resample: {reason}.")
+    problem = Problem(form, sample, huber)
+    starts = [problem.theta_of(law), *problem.starts()[:1]]
     cost, theta = min((problem.descend(start) for start in starts), key=itemgetter(0))
-    theta = min((cost, theta), problem.hop(theta, _HOPS_AGAIN, number), key=itemgetter(0))[1]
-    found = Law.at(form, theta, problem.means)
-    picks = np.flatnonzero(np.isin(cells, held_out))
-    return Round(found, problem.at_bound(theta), picks, found.loss(*(column[picks] for column in runs.columns)))
+    theta = min((cost, theta), problem.hop(theta, _ROUND_HOPS, number), key=itemgetter(0))[1]
+    fitted = Law.from_theta(form, theta, problem.means)
+    picks = np.flatnonzero(np.isin(groups, held_out))
+    return Round(fitted, problem.at_bound(theta), picks, fitted.loss(*(column[picks] for column in runs.columns)))
 
 
 def _r2(predicted: Floats, loss: Floats, all_losses: Floats) -> float:
@@ -267,23 +270,23 @@ def _r2(predicted: Floats, loss: Floats, all_losses: Floats) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of two laws predicts runs better that it has not seen."""
+    """Which of two laws predicts held-out runs better."""
 
     better: Fit
     worse: Fit
     difference: float
-    """Of their held-out mean relative errors."""
+    """Difference of their mean relative errors on held-out runs."""
     error: float
-    """Its standard error. Rounds share most of their runs, which is counted in (Nadeau and Bengio, 2003)."""
+    """Standard error of the difference, corrected for the overlap of the rounds (Nadeau and Bengio, 2003)."""
 
     @property
     def is_clear(self) -> bool:
-        """Beyond a chance of 5 %, whichever is the better one."""
+        """Whether the difference is significant at the 5 % level, two-sided."""
         return bool(0 < self.error * t.ppf(0.975, len(self.better.rounds) - 1) < self.difference)
 
 
 def compare(one: Fit, other: Fit) -> Comparison:
-    """Two laws fitted to the same runs with the same seed."""
+    """Compare two laws fitted to the same runs with the same seed."""
     better, worse = sorted((one, other), key=lambda each: float(each.errors.mean()))
     gaps = worse.errors - better.errors
     share = len(better.rounds[0].picks) / (len(better.runs) - len(better.rounds[0].picks))

@@ -1,4 +1,4 @@
-"""What `triptych fit --save` writes, and `triptych plan --law` reads."""
+"""Reads the file that `triptych fit --save` writes, for `triptych plan --law`."""
 
 import json
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from triptych.scaling.law import Law
 class SavedFit:
     name: str
     law: Law
-    """That was chosen: of N and D."""
+    """The chosen law, of N and D."""
     laws: list[Law]
-    """Of its rounds."""
+    """The same law fitted to resampled runs."""
 
 
 def read_fit(path: Path) -> SavedFit:
     if not path.is_file():
-        raise UserError(f"there is no file {path}. Make it with: triptych fit RUNS --save {path}")
+        raise UserError(f"there is no file {path}. Create it with: triptych fit RUNS --save {path}")
     try:
         content = json.loads(path.read_text())
-        found = content["fits"][content["chosen"]]
-        law, laws = found["law"], list(found["rounds"])
+        fit = content["fits"][content["chosen"]]
+        law, laws = fit["law"], list(fit["rounds"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not what `triptych fit RUNS --save` writes ({error!r}).") from error
+        raise DataError(f"{path} is not a file written by `triptych fit RUNS --save` ({error!r}).") from error
     chosen = Law.from_json(law)
     if chosen.form.columns != ("N", "D"):
         raise DataError(f"{path} holds a law of {' and '.join(chosen.form.columns)}; expected one of N and D.")

@@ -1,7 +1,8 @@
-"""An isoFLOP grid: for each of several budgets of compute, models from too small to too large.
+"""IsoFLOP grids: for each of several compute budgets, models from too small to too large.
 
-Runs are those of a family of one aspect (`triptych.recipes`), with its own rules for batch size and hyperparameters, so
-that sizes and tokens are all that differs. Compute is counted exactly, with the whole head (triptych.model.count).
+The runs belong to one model family (triptych.scaling.family) and follow its rules for batch size and hyperparameters,
+so that only the model size and the number of tokens differ. FLOPs are exact counts with the whole head
+(triptych.model.flops).
 """
 
 import math
@@ -11,46 +12,47 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from triptych.errors import UserError
-from triptych.model.count import flops, parameters
+from triptych.model.flops import count_parameters, flops
 from triptych.training.config import RunConfig
 from triptych.vocab import Vocabulary
 
 TOKENS_PER_PARAMETER = (1.0, 2000.0)
-DECIDED = (
+SET_BY_GRID = (
     "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
     "loader.global_batch", "num_steps", "optimizer.warmup_steps",
 )  # fmt: skip
-"""What a grid sets itself."""
-_WARMUP_SHARE = 8  # of the steps: one in so many
+"""Fields that the grid sets itself."""
+_STEPS_PER_WARMUP_STEP = 8
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Of the sequences that are trained on."""
+class LengthStats:
+    """Lengths of the training sequences."""
 
     mean: float
-    """Tokens of a sequence."""
+    """Mean length of a sequence."""
     context: float
-    """Tokens in the sequence of a token: longer ones have more of them."""
+    """Mean length of the sequence that a token belongs to; longer sequences have more tokens."""
 
     @classmethod
-    def of(cls, batches: Sequence[np.ndarray]) -> "Lengths":
-        every = np.concatenate(batches).astype(np.float64)
-        return cls(float(every.mean()), float(np.square(every).sum() / every.sum()))
+    def from_lengths(cls, batches: Sequence[np.ndarray]) -> "LengthStats":
+        lengths = np.concatenate(batches).astype(np.float64)
+        return cls(float(lengths.mean()), float(np.square(lengths).sum() / lengths.sum()))
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridPoint:
     """One run of the grid."""
 
     budget: float
-    """FLOPs it was planned for. Steps are whole: `C` is what it comes to."""
+    """Planned FLOPs. `C` differs from it because steps are whole."""
     config: RunConfig
     N: int
-    """Parameters without embeddings."""
+    """Non-embedding parameters."""
     D: float
     """Tokens."""
     C: float
+    """FLOPs of the run."""
 
     @property
     def key(self) -> str:
@@ -63,59 +65,59 @@ class Cell:
 
 
 def budgets_between(low: float, high: float, count: int) -> list[float]:
-    """Evenly on a logarithmic scale, both ends among them."""
+    """Evenly spaced on a log scale, including both ends."""
     if not 0 < low < high < float("inf") or count < 2:
         raise UserError(
-            f"budgets need a low and a higher end and at least 2 of them, got {low:g} to {high:g} and {count}."
+            f"budgets need a low and a higher end and at least 2 values, got {low:g} to {high:g} and {count}."
         )
-    found = [float(f"{budget:.4g}") for budget in np.geomspace(low, high, count)]  # as they are named
-    if len(set(found)) < count:
-        raise UserError(f"{count} budgets from {low:g} to {high:g} are not all different: take fewer of them.")
-    return found
+    budgets = [float(f"{budget:.4g}") for budget in np.geomspace(low, high, count)]  # as the keys print them
+    if len(set(budgets)) < count:
+        raise UserError(f"{count} budgets from {low:g} to {high:g} are not all different: ask for fewer.")
+    return budgets
 
 
 def isoflop_grid(
     members: Sequence[RunConfig],
     vocabulary: Vocabulary,
-    lengths: Lengths,
+    lengths: LengthStats,
     budgets: Sequence[float],
     *,
     tokens_per_parameter: tuple[float, float] = TOKENS_PER_PARAMETER,
-    most_sizes: int | None = None,
-) -> list[Cell]:
-    """The runs of a grid, from the smallest budget on; per budget at most so many sizes, spread over those that fit."""
-    found = []
+    max_sizes: int | None = None,
+) -> list[GridPoint]:
+    """The runs of a grid, smallest budget first, with at most `max_sizes` models per budget."""
+    grid = []
     for budget in budgets:
-        cells = [cell_of(member, vocabulary, lengths, budget) for member in members]
+        points = [grid_point(member, vocabulary, lengths, budget) for member in members]
         low, high = tokens_per_parameter
-        fitting = [cell for cell in cells if cell and low <= cell.tokens_per_parameter <= high]
-        found += _spread(fitting, most_sizes)
-    if not found:
+        fitting = [point for point in points if point and low <= point.tokens_per_parameter <= high]
+        grid += _spread(fitting, max_sizes)
+    if not grid:
         raise UserError(
-            f"no member of the family has {tokens_per_parameter[0]:g} to {tokens_per_parameter[1]:g} tokens per "
+            f"no model of the family has {tokens_per_parameter[0]:g} to {tokens_per_parameter[1]:g} tokens per "
             f"parameter at {min(budgets):g} to {max(budgets):g} FLOPs: choose other budgets or sizes."
         )
-    return found
+    return grid
 
 
-def _spread(cells: list[Cell], count: int | None) -> list[Cell]:
-    """So many, as evenly in the logarithm of N as they come."""
-    if count is None or len(cells) <= count:
-        return cells
+def _spread(points: list[GridPoint], count: int | None) -> list[GridPoint]:
+    """At most `count` of the points, spaced as evenly in log N as possible."""
+    if count is None or len(points) <= count:
+        return points
     if count == 1:
-        return [cells[len(cells) // 2]]
-    logs = np.log([cell.N for cell in cells])
-    picks = {int(np.abs(logs - wanted).argmin()) for wanted in np.linspace(logs.min(), logs.max(), count)}
-    return [cells[pick] for pick in sorted(picks)]
+        return [points[len(points) // 2]]
+    logs = np.log([point.N for point in points])
+    picks = {int(np.abs(logs - target).argmin()) for target in np.linspace(logs.min(), logs.max(), count)}
+    return [points[pick] for pick in sorted(picks)]
 
 
-def flops_per_token(member: RunConfig, vocabulary: Vocabulary, lengths: Lengths) -> float:
-    """Of training, with the whole head, and twice where a step sees every token in two views."""
+def flops_per_token(member: RunConfig, vocabulary: Vocabulary, lengths: LengthStats) -> float:
+    """Training FLOPs with the whole head; doubled if a step sees every token in two views."""
     return flops(member.model, vocabulary, lengths.context).training * (2 if member.complementary_masks else 1)
 
 
-def cell_of(member: RunConfig, vocabulary: Vocabulary, lengths: Lengths, budget: float) -> Cell | None:
-    """A member trained for a budget; none if that is not even a step."""
+def grid_point(member: RunConfig, vocabulary: Vocabulary, lengths: LengthStats, budget: float) -> GridPoint | None:
+    """A member trained for a budget; None if the budget is below one step."""
     per_token = flops_per_token(member, vocabulary, lengths)
     sequences = budget / per_token / lengths.mean
     batch = batch_for(member, sequences)
@@ -126,16 +128,16 @@ def cell_of(member: RunConfig, vocabulary: Vocabulary, lengths: Lengths, budget:
         member,
         loader=replace(member.loader, global_batch=batch),
         num_steps=steps,
-        optimizer=replace(member.optimizer, warmup_steps=max(1, steps // _WARMUP_SHARE)),
+        optimizer=replace(member.optimizer, warmup_steps=max(1, steps // _STEPS_PER_WARMUP_STEP)),
     )
     tokens = steps * batch * lengths.mean
-    return Cell(budget, config, parameters(member.model, vocabulary).blocks, tokens, tokens * per_token)
+    return GridPoint(budget, config, count_parameters(member.model, vocabulary).blocks, tokens, tokens * per_token)
 
 
 def batch_for(member: RunConfig, sequences: float) -> int:
-    """The batch whose steps are as large as the base's (kappa = 1): it grows as the tokens to the power gamma.
+    """The batch size at which kappa = 1: it grows as the number of tokens to the power gamma.
 
-    Without a base, the recipe's own.
+    Without a base batch, the recipe's own batch.
     """
     base = member.transfer
     if base.base_batch is None or base.base_steps is None:

@@ -1,4 +1,4 @@
-"""Values that are the same but for rounding: compute that whole steps miss a little, tokens of another seed."""
+"""Groups of values that are equal up to rounding: budgets of whole steps, token counts of other seeds."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,13 +6,16 @@ from numpy.typing import NDArray
 from triptych.scaling.law import Floats
 
 
-def alike(values: Floats, within: float) -> list[NDArray[np.int64]]:
-    """Positions of values that lie at most so far, in logarithms, above the least of their group; from the least on."""
+def group_close(values: Floats, within: float) -> list[NDArray[np.int64]]:
+    """Indices grouped so that the log of each value is at most `within` above the smallest of its group.
+
+    Groups are sorted by value.
+    """
     groups: list[list[int]] = []
     first = -np.inf
-    for position in np.argsort(values, kind="stable").tolist():
-        if np.log(values[position]) - first > within:
-            first = np.log(values[position])
+    for index in np.argsort(values, kind="stable").tolist():
+        if np.log(values[index]) - first > within:
+            first = np.log(values[index])
             groups.append([])
-        groups[-1].append(position)
+        groups[-1].append(index)
     return [np.array(group, np.int64) for group in groups]

@@ -1,15 +1,16 @@
-"""Laws of the final loss, and how they depend on their parameters.
+"""Scaling laws of the final loss, with their gradients.
 
     joint      L = E + (A N^(-a/b) + B / D)^b            N parameters without embeddings, D tokens
     additive   L = E + A N^-a + B D^-b                   Chinchilla's third approach
     noise      L = E + A S^-a + B Bv^-b                  S virtual steps, Bv the virtual batch (triptych.transfer.sde)
 
-The paper's law is the joint one. With X = (A N^(-a/b))^b and Y = (B / D)^b, the parts that either shortage alone would
-leave, it says E + (X^(1/b) + Y^(1/b))^b, and the additive one E + X + Y. So all are fitted with the same parameters
+The paper uses the joint law. Let X = (A N^(-a/b))^b be the excess loss with unlimited data and Y = (B / D)^b the excess
+loss of an unlimited model. Then the joint law is E + (X^(1/b) + Y^(1/b))^b and the additive law is E + X + Y. All laws
+are fitted in the same parameters
 
     theta = (log E, log X, log Y, log a, log b)          X and Y at the mean of log N and log D
 
-whose sizes are those of losses whatever the units of N and D are, and which hardly pull at one another.
+They have the scale of losses whatever the units of N and D are, and are only weakly correlated.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,24 +29,24 @@ SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.01, 3.0
 
 @dataclass(frozen=True)
 class Form:
-    """A law without its numbers."""
+    """The functional form of a law, without coefficients."""
 
     name: str
     columns: tuple[str, str]
-    """What it is a law of."""
+    """The two quantities that the loss depends on."""
     unit: float
-    """Of both columns, in printed coefficients."""
+    """Unit of both columns in printed coefficients."""
     formula: str
     excess: Callable[[Theta, Floats, Floats], tuple[Floats, Floats]]
-    """log (L - E) at centred logarithms of the columns, and its derivatives after log X, log Y, log a, log b."""
+    """log (L - E) at centred logs of the columns, and its derivatives with respect to log X, log Y, log a, log b."""
     is_joint: bool = False
 
     def shape(self, a: float, b: float) -> tuple[float, float, float]:
-        """p, q and r of L = E + (A N^-p + B D^-q)^r, which all forms are."""
+        """p, q and r of L = E + (A N^-p + B D^-q)^r, which covers all forms."""
         return (a / b, 1.0, b) if self.is_joint else (a, b, 1.0)
 
     def log_loss(self, theta: Theta, x: Floats, z: Floats) -> tuple[Floats, Floats]:
-        """log L, and a row of derivatives after theta for each run."""
+        """log L of each run, and its derivatives with respect to theta, one row per parameter."""
         excess, slopes = self.excess(theta, x, z)
         value = np.logaddexp(theta[0], excess)
         share = np.exp(excess - value)
@@ -79,11 +80,11 @@ FORMS = {form.name: form for form in (JOINT, ADDITIVE, NOISE)}
 
 
 def _exp(log: float) -> float:
-    """Neither 0 nor infinite: where the joint law's b is next to nothing, A and B are numbers no float can hold."""
+    """exp, clipped to stay positive and finite: A and B overflow where the joint law's b is close to 0."""
     return float(np.exp(np.clip(log, -700, 700)))
 
 
-def form_named(name: str) -> Form:
+def find_form(name: str) -> Form:
     if name not in FORMS:
         raise UserError(f"unknown law {name!r}.{did_you_mean(name, list(FORMS))}")
     return FORMS[name]
@@ -91,7 +92,7 @@ def form_named(name: str) -> Form:
 
 @dataclass(frozen=True)
 class Law:
-    """A law with its numbers. A and B belong to columns that are counted in `form.unit`."""
+    """A form with coefficients. A and B apply to columns counted in `form.unit`."""
 
     form: Form
     E: float
@@ -101,8 +102,8 @@ class Law:
     b: float
 
     @classmethod
-    def at(cls, form: Form, theta: Theta, means: tuple[float, float]) -> "Law":
-        """From parameters at so large means of the logarithms of the columns."""
+    def from_theta(cls, form: Form, theta: Theta, means: tuple[float, float]) -> "Law":
+        """From fitted parameters; `means` are the means of the logs of the columns, where X and Y are defined."""
         log_e, log_x, log_y, log_a, log_b = (float(value) for value in theta)
         a, b = float(np.exp(log_a)), float(np.exp(log_b))
         x, z = (mean - np.log(form.unit) for mean in means)
@@ -117,8 +118,8 @@ class Law:
         )
 
     @classmethod
-    def raw(cls, form: Form, *, E: float, A: float, B: float, a: float, b: float) -> "Law":
-        """With A and B for columns that are counted one by one."""
+    def from_raw(cls, form: Form, *, E: float, A: float, B: float, a: float, b: float) -> "Law":
+        """From A and B for columns that are plain counts, as papers print them."""
         p, q, _ = form.shape(a, b)
         return cls(form, E, A * form.unit**-p, B * form.unit**-q, a, b)
 
@@ -127,25 +128,25 @@ class Law:
         return self.form.shape(self.a, self.b)
 
     def loss(self, first: ArrayLike, second: ArrayLike) -> Floats:
-        """Of runs with these columns, counted one by one."""
+        """Predicted loss of runs with these columns, as plain counts."""
         return self.E + self.excess(first, second)
 
     def excess(self, first: ArrayLike, second: ArrayLike) -> Floats:
         """L - E."""
         log_n, log_d = (np.log(np.asarray(column, float) / self.form.unit) for column in (first, second))
-        p, q, r = self.shape  # in logarithms, for p may be in the hundreds
+        p, q, r = self.shape  # computed in logs, because p can be in the hundreds
         return np.exp(r * np.logaddexp(np.log(self.A) - p * log_n, np.log(self.B) - q * log_d))
 
     @property
-    def one_by_one(self) -> tuple[float, float]:
-        """A and B for columns that are counted one by one."""
+    def raw_coefficients(self) -> tuple[float, float]:
+        """A and B for columns that are plain counts."""
         p, q, _ = self.shape
         return self.A * self.form.unit**p, self.B * self.form.unit**q
 
     @property
     def coefficients(self) -> dict[str, float]:
-        found = {"E": self.E, "A": self.A, "B": self.B, "a": self.a, "b": self.b}
-        return found | {"a/b": self.a / self.b} if self.form.is_joint else found
+        values = {"E": self.E, "A": self.A, "B": self.B, "a": self.a, "b": self.b}
+        return values | {"a/b": self.a / self.b} if self.form.is_joint else values
 
     @property
     def as_json(self) -> dict[str, object]:
@@ -154,12 +155,12 @@ class Law:
     @classmethod
     def from_json(cls, content: Mapping[str, object]) -> "Law":
         try:
-            form = form_named(str(content["form"]))
+            form = find_form(str(content["form"]))
             values = {name: float(content[name]) for name in ("E", "A", "B", "a", "b")}  # type: ignore[arg-type]
             unit = float(content["unit"])  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"expected a law as `triptych fit --save` writes it, got one with a wrong {error}."
+                f"expected a law as `triptych fit --save` writes it, but this field is missing or wrong: {error}."
             ) from error
         if unit != form.unit or not all(0 < value < float("inf") for value in values.values()):
             raise UserError(f"expected positive coefficients for a unit of {form.unit:g}, got {dict(content)}.")

@@ -1,9 +1,9 @@
-"""A grid in a folder, from which any number of machines take runs until none is left.
+"""A grid stored in a folder, from which any number of machines take runs.
 
-FOLDER/grid.json          the runs: what `triptych train` is told for each
-FOLDER/records.jsonl      a line for each that is done: N, D, C, loss; `triptych fit` reads it
-FOLDER/runs/NAME          its checkpoints and records; a run that was stopped goes on from there
-FOLDER/runs/NAME.log      what it printed
+FOLDER/grid.json          the runs, each as the arguments of `triptych train`
+FOLDER/records.jsonl      one line per finished run: N, D, C, loss; `triptych fit` reads it
+FOLDER/runs/NAME          checkpoints and records of a run; a stopped run resumes from there
+FOLDER/runs/NAME.log      output of the run
 """
 
 import json
@@ -12,21 +12,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.data.shards import write_atomically
 from triptych.errors import DataError, UserError
 from triptych.recipes import recipe
-from triptych.scaling.grid import Cell
-from triptych.training.config import RunConfig, assignments
+from triptych.scaling.grid import GridPoint
+from triptych.training.config import RunConfig
 from triptych.training.logging import read_records
 from triptych.training.setup import need_data
 from triptych.training.validate import NelboEstimate, overall
+from triptych.utils.config import assignments
+from triptych.utils.files import write_atomically
+from triptych.utils.legacy import RENAMED_RECIPES, with_current_names
 
 _GRID = "grid.json"
 
 
 @dataclass(frozen=True)
 class GridRun:
-    """A run of a grid, as a command."""
+    """A run of a grid, as a recipe and overrides."""
 
     key: str
     recipe: str
@@ -39,28 +41,29 @@ class GridRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the folder of the run."""
         return self.key.replace(" FLOPs", "").replace(" ", "-")
 
     def command(self, folder: Path) -> list[str]:
         return ["train", self.recipe, *self.changes, "--out", str(folder / "runs" / self.name)]
 
 
-def planned(cell: Cell) -> GridRun:
-    """A cell as a change of its recipe."""
-    name = cell.config.recipe
-    changes = tuple(assignments(recipe(name), cell.config))
-    return GridRun(cell.key, name, changes, cell.budget, cell.N, cell.D, cell.C, cell.config.num_steps)
+def grid_run(point: GridPoint) -> GridRun:
+    """A grid point as overrides of its recipe."""
+    name = point.config.recipe
+    changes = tuple(assignments(recipe(name), point.config))
+    return GridRun(point.key, name, changes, point.budget, point.N, point.D, point.C, point.config.num_steps)
 
 
 def write_grid(folder: Path, runs: Sequence[GridRun]) -> None:
-    """A grid that is there already is not replaced: its records would belong to none."""
-    path, content = folder / _GRID, {"runs": [asdict(run) for run in runs]}
-    text = json.dumps(content, indent=2) + "\n"
-    if path.exists() and path.read_text() != text:
-        raise UserError(f"{path} holds another grid. Choose another --out, or delete that folder.")
+    """Write a new grid. An existing one is not replaced, because its records would not belong to the new runs."""
+    path = folder / _GRID
+    if path.exists():
+        if read_grid(folder) != list(runs):
+            raise UserError(f"{path} holds another grid. Choose another --out, or delete that folder.")
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+    write_atomically(path, (json.dumps({"runs": [asdict(run) for run in runs]}, indent=2) + "\n").encode())
 
 
 def read_grid(folder: Path) -> list[GridRun]:
@@ -69,23 +72,32 @@ def read_grid(folder: Path) -> list[GridRun]:
         raise UserError(f"{folder} holds no grid. Plan one with: triptych plan grid RECIPE --out {folder}")
     try:
         content = json.loads(path.read_text())
-        found = [GridRun(**{**run, "changes": tuple(run["changes"])}) for run in content["runs"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a grid that `triptych plan grid` wrote ({error}).") from error
-    if not found:
+        runs = [
+            GridRun(
+                **{
+                    **run,
+                    "recipe": RENAMED_RECIPES.get(run["recipe"], run["recipe"]),
+                    "changes": tuple(with_current_names(run["changes"])),
+                }
+            )
+            for run in content["runs"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not a grid written by `triptych plan grid` ({error}).") from error
+    if not runs:
         raise DataError(f"{path} holds no runs.")
-    return found
+    return runs
 
 
-def check_run(config: RunConfig) -> None:
-    """A grid is measured on held-out data, and both must be there before anything is trained."""
+def check_grid_data(config: RunConfig) -> None:
+    """Check, before anything is trained, that the runs have training data and validation data."""
     need_data(config)
     if not config.validation_data:
-        raise UserError("the runs of a grid are compared on held-out data: add validation_data=FOLDER,FOLDER.")
+        raise UserError("the runs of a grid are compared on validation data: add validation_data=FOLDER,FOLDER.")
 
 
-def result(folder: Path, run: GridRun) -> dict[str, Any]:
-    """What a run came to that has had all its steps: tokens as they were, and final losses."""
+def run_result(folder: Path, run: GridRun) -> dict[str, Any]:
+    """The record of a finished run: the tokens it has seen, and its final losses."""
     path = folder / "runs" / run.name / "records.jsonl"
     events = read_records(path)
     tokens = sum(event["tokens"] for event in events if event["kind"] == "step")
@@ -97,5 +109,5 @@ def result(folder: Path, run: GridRun) -> dict[str, Any]:
         "D": tokens,
         "C": run.C / run.D * tokens,
         "loss": overall(estimates),
-        "held_out": {name: each.nats_per_token for name, each in estimates.items()},
+        "held_out": {name: estimate.nats_per_token for name, estimate in estimates.items()},
     }

@@ -1,4 +1,4 @@
-"""What a fit says: in sentences, and as JSON (triptych.scaling.fit_file reads it again)."""
+"""The results of a fit as sentences and as JSON (triptych.scaling.fit_file reads the JSON)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from triptych.scaling.fit import LEVEL, Comparison, Fit, interval
 from triptych.scaling.law import Law
 from triptych.scaling.optimal import FlopsPerToken, line_search
 
-Ends = tuple[float, float]
+Interval = tuple[float, float]
 
 
 def coefficients_line(fit: Fit) -> str:
@@ -18,7 +18,7 @@ def coefficients_line(fit: Fit) -> str:
     form = fit.law.form
     unit = " for N and D in billions" if form.unit != 1 else ""
     values = ", ".join(
-        f"{name} {value:.4g} " + (f"({low:.4g} to {high:.4g})" if low == low else "(not decided by the runs)")
+        f"{name} {value:.4g} " + (f"({low:.4g} to {high:.4g})" if low == low else "(not determined by the runs)")
         for (name, value), (low, high) in zip(fit.law.coefficients.items(), fit.intervals.values())
     )
     return f"{form.name} law L = {form.formula}{unit}: {values}, {LEVEL:.0%} intervals"
@@ -26,57 +26,58 @@ def coefficients_line(fit: Fit) -> str:
 
 def errors_line(fit: Fit) -> str:
     return (
-        f"{fit.law.form.name} law on the runs it was fitted to: R2 {fit.r2:.4f}, MRE {fit.mre:.2%}; on runs held out: "
-        f"R2 {fit.held_out_r2:.4f}, MRE {fit.held_out_mre:.2%}"
+        f"{fit.law.form.name} law: R2 {fit.r2:.4f} and MRE {fit.mre:.2%} on the fitted runs, "
+        f"R2 {fit.held_out_r2:.4f} and MRE {fit.held_out_mre:.2%} on held-out runs"
     )
 
 
-def comparison_line(found: Comparison) -> str:
-    better, worse = found.better.law.form.name, found.worse.law.form.name
-    low, high = (f"{each.errors.mean():.2%}" for each in (found.better, found.worse))
-    gap = f"difference {found.difference:.2%} +- {found.error:.2%}"
-    if not found.is_clear:
-        return f"held-out errors do not tell the laws apart: {better} {low}, {worse} {high}, {gap}"
-    return f"the {better} law predicts held-out runs better than the {worse} one: error {low} against {high}, {gap}"
+def comparison_line(comparison: Comparison) -> str:
+    better, worse = comparison.better.law.form.name, comparison.worse.law.form.name
+    low, high = (f"{fit.errors.mean():.2%}" for fit in (comparison.better, comparison.worse))
+    gap = f"difference {comparison.difference:.2%} +- {comparison.error:.2%}"
+    if not comparison.is_clear:
+        return f"the held-out errors of the laws do not differ significantly: {better} {low}, {worse} {high}, {gap}"
+    return f"the {better} law predicts held-out runs better than the {worse} law: error {low} against {high}, {gap}"
 
 
-# -- the best for a budget --------------------------------------------------------------------------------------------
+# -- the optimum for a budget -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Best:
-    """What suits a budget by a law, with intervals where the law was fitted to resampled runs too."""
+class BudgetOptimum:
+    """The compute-optimal model for a budget by a law, with intervals over the laws of resampled runs."""
 
     flops: float
     N: float
     D: float
     loss: float
-    intervals: Mapping[str, Ends]
+    intervals: Mapping[str, Interval]
 
     @property
     def as_json(self) -> dict[str, Any]:
         values = {"flops": self.flops, "N": self.N, "D": self.D, "tokens_per_parameter": self.D / self.N}
-        return values | {"loss": self.loss, "intervals": {name: finite(ends) for name, ends in self.intervals.items()}}
+        intervals = {name: interval_json(ends) for name, ends in self.intervals.items()}
+        return values | {"loss": self.loss, "intervals": intervals}
 
 
-def best_for(law: Law, laws: Sequence[Law], budget: float, per_token: FlopsPerToken) -> Best | None:
-    """None if no size is best by the law."""
-    values = _best(law, budget, per_token)
+def optimum_for_budget(law: Law, laws: Sequence[Law], budget: float, per_token: FlopsPerToken) -> BudgetOptimum | None:
+    """The optimum by `law`, with intervals over `laws`; None if the law has no optimum."""
+    values = _optimum(law, budget, per_token)
     if not np.isfinite(values).all():
         return None
-    again = [_best(each, budget, per_token) for each in laws]
-    ends = {name: interval(value, each) for name, value, each in zip(_BEST, values, zip(*again))}
-    return Best(budget, *values, intervals=ends)
+    resampled = [_optimum(each, budget, per_token) for each in laws]
+    intervals = {name: interval(value, each) for name, value, each in zip(_QUANTITIES, values, zip(*resampled))}
+    return BudgetOptimum(budget, *values, intervals=intervals)
 
 
-_BEST = ("N", "D", "loss")
+_QUANTITIES = ("N", "D", "loss")
 
 
-def _best(law: Law, budget: float, per_token: FlopsPerToken) -> tuple[float, float, float]:
-    found = line_search(law, budget, per_token)
-    if found is None:
+def _optimum(law: Law, budget: float, per_token: FlopsPerToken) -> tuple[float, float, float]:
+    best = line_search(law, budget, per_token)
+    if best is None:
         return float("nan"), float("nan"), float("nan")
-    return found.N, found.D, float(law.loss(found.N, found.D))
+    return best.N, best.D, float(law.loss(best.N, best.D))
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def as_json(
     comparison: Comparison | None,
     chosen: Fit,
     per_token: FlopsPerToken | None,
-    best: Sequence[Best],
+    optima: Sequence[BudgetOptimum],
 ) -> dict[str, Any]:
     compared = None
     if comparison is not None:
@@ -96,16 +97,16 @@ def as_json(
         "runs": len(chosen.runs),
         "chosen": chosen.law.form.name,
         "comparison": compared,
-        "fits": {each.law.form.name: _fit_json(each) for each in fits},
+        "fits": {fit.law.form.name: _fit_json(fit) for fit in fits},
         "flops_per_token": None if per_token is None else per_token.as_json,
-        "best": [each.as_json for each in best],
+        "best": [optimum.as_json for optimum in optima],
     }
 
 
 def _fit_json(fit: Fit) -> dict[str, Any]:
     return {
         "law": fit.law.as_json,
-        "intervals": {name: finite(ends) for name, ends in fit.intervals.items()},
+        "intervals": {name: interval_json(ends) for name, ends in fit.intervals.items()},
         "level": LEVEL,
         "undecided": list(fit.undecided),
         "fitted": {"r2": _number(fit.r2), "mre": fit.mre},
@@ -114,9 +115,9 @@ def _fit_json(fit: Fit) -> dict[str, Any]:
     }
 
 
-def finite(ends: Ends) -> list[float | None]:
-    """For JSON, which has no numbers that are none."""
-    return [_number(end) for end in ends]
+def interval_json(interval: Interval) -> list[float | None]:
+    """The ends of an interval; None where they are not finite, because JSON has no NaN."""
+    return [_number(end) for end in interval]
 
 
 def _number(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""A table of runs, from a study's records or anyone's CSV, checked before anything is fitted to it."""
+"""Tables of runs, from the records of a study or any CSV file, checked before a law is fitted to them."""
 
 import csv
 import io
@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from triptych.errors import DataError, UserError, did_you_mean
-from triptych.scaling.groups import alike
+from triptych.scaling.groups import group_close
 from triptych.scaling.law import Floats
+from triptych.utils.config import flatten
 
-# What others call the columns; the first is ours. Compared without regard to case.
+# Accepted names of the columns, the preferred one first. Case is ignored.
 NAMES = {
     "N": ("N", "params", "parameters", "num_params", "n_params", "non_embedding", "model_size"),
     "D": ("D", "tokens", "num_tokens", "n_tokens", "training_tokens", "train_tokens", "tokens_seen"),
@@ -24,14 +25,14 @@ NAMES = {
     "loss": ("loss", "L", "val_loss", "validation_loss", "eval_loss", "final_loss", "test_loss"),
     "C": ("C", "flops", "compute", "training_flops"),
 }
-LEAST_RUNS, LEAST_RESAMPLED = 10, 5
-"""Different ones, of a table, and of a resample of it: as many as the coefficients of a law."""
-_LEAST_DIFFERENT = 3
-_LEAST_COUNT = 1000  # nobody trains fewer parameters, or on fewer tokens: smaller numbers are of another unit
-_ONE_LINE = 0.999
+MIN_RUNS, MIN_RESAMPLED = 10, 5
+"""Fewest different runs in a table, and in a resample of it: a law has five coefficients."""
+_MIN_DISTINCT = 3
+_MIN_COUNT = 1000  # no run has fewer parameters or tokens: smaller numbers must have another unit
+_MAX_CORRELATION = 0.999
 _SAME_TOKENS = np.log1p(0.03)
-# FLOPs: some count less than all of it, and a small model's head is most of it.
-_LEAST_PER_6ND, _MOST_PER_6ND = 0.2, 1e4
+# Accepted range of C / 6ND. Some count only part of the FLOPs; in small models the head dominates.
+_MIN_PER_6ND, _MAX_PER_6ND = 0.2, 1e4
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Runs:
     columns: tuple[Floats, Floats]
     loss: Floats
     flops: Floats | None = None
-    """Of the whole run, where they were counted."""
+    """FLOPs of each run, if the table has them."""
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -52,45 +53,45 @@ class Runs:
         return Runs(self.names, (first, second), self.loss[picks], None if self.flops is None else self.flops[picks])
 
     @property
-    def cells(self) -> NDArray[np.int64]:
-        """The same number for runs that differ in their seed alone: other sequences have a few tokens more or less."""
+    def seed_groups(self) -> NDArray[np.int64]:
+        """A group number per run. Runs that differ only in their seed share it; their token counts differ slightly."""
         first, second = self.columns
-        found, count = np.zeros(len(self), np.int64), 0
+        groups, count = np.zeros(len(self), np.int64), 0
         for size in np.unique(first):
             same = np.flatnonzero(first == size)
-            for group in alike(second[same], _SAME_TOKENS):
-                found[same[group]] = count
+            for group in group_close(second[same], _SAME_TOKENS):
+                groups[same[group]] = count
                 count += 1
-        return found
+        return groups
 
-    def spread_problem(self, least: int = LEAST_RUNS) -> str | None:
-        """Why the runs are too few or too much alike for a law of five coefficients, if they are."""
-        count = int(self.cells.max(initial=-1)) + 1
+    def spread_problem(self, least: int = MIN_RUNS) -> str | None:
+        """Why a law of five coefficients cannot be fitted to these runs: too few, or too similar. None if it can."""
+        count = int(self.seed_groups.max(initial=-1)) + 1
         if count < least:
             return f"a law of five coefficients needs at least {least} different runs, got {count}"
         for name, column in zip(self.names, self.columns):
             values = len(np.unique(column))
-            if values < _LEAST_DIFFERENT:
-                return f"a law needs runs of at least {_LEAST_DIFFERENT} different {name}, got {values}"
+            if values < _MIN_DISTINCT:
+                return f"a law needs runs of at least {_MIN_DISTINCT} different {name}, got {values}"
         logs = np.log(self.columns)
-        if abs(np.corrcoef(logs)[0, 1]) > _ONE_LINE:
+        if abs(np.corrcoef(logs)[0, 1]) > _MAX_CORRELATION:
             first, second = self.names
             return (
-                f"{first} and {second} grow together in these runs (as with a fixed ratio or one budget), so that "
-                f"their influences cannot be told apart: add runs with other {second} at the same {first}"
+                f"{first} and {second} grow together in these runs (as with a fixed ratio or one budget), so their "
+                f"effects cannot be separated: add runs with other {second} at the same {first}"
             )
         return None
 
 
-def runs_of(
+def runs_from_columns(
     names: tuple[str, str], first: ArrayLike, second: ArrayLike, loss: ArrayLike, flops: ArrayLike | None = None
 ) -> Runs:
-    """A table from columns, checked as one from a file."""
+    """A table from columns, with the same checks as one from a file."""
     columns = {names[0]: first, names[1]: second, "loss": loss} | ({} if flops is None else {"C": flops})
     arrays = {name: np.asarray(values, float) for name, values in columns.items()}
     if any(array.ndim != 1 for array in arrays.values()) or len({len(array) for array in arrays.values()}) != 1:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise UserError(f"Expected one number of each kind per run, got the shapes {shapes}.")
+        raise UserError(f"expected one number of each kind per run, got the shapes {shapes}.")
     rows = [(f"run {number}", dict(zip(arrays, values))) for number, values in enumerate(zip(*arrays.values()), 1)]
     return _checked(names, rows, "the table", skip_diverged=False)
 
@@ -104,42 +105,42 @@ def read_runs(
     skip_diverged: bool = False,
     drop_worst: int = 0,
 ) -> Runs:
-    """The runs of a CSV, TSV, JSON or JSONL file, but for so many with the highest losses.
+    """The runs of a CSV, TSV, JSON or JSONL file, without the `drop_worst` highest losses.
 
-    `called` names columns that are not called as is usual; `unit` is that of both counts. Without tokens they are
-    FLOPs / 6 N.
+    `called` maps N, D, loss and C to columns with unusual names; `unit` is the unit of both counts. Without a column of
+    tokens, D is C / 6 N.
     """
     where, rows = _rows(path)
     if not rows:
         raise DataError(f"{path} holds no runs.")
     header = list(dict.fromkeys(name for row in rows for name in row))
     chosen = _choose_columns(path, header, names, called or {})
-    taken = []
+    parsed = []
     for place, row in zip(where, rows):
-        values = {ours: _number(row.get(theirs), f"{path}, {place}: {theirs}") for ours, theirs in chosen.items()}
+        values = {name: _number(row.get(column), f"{path}, {place}: {column}") for name, column in chosen.items()}
         values |= {name: values[name] * unit for name in names if name in values}
         if "D" in names and "D" not in values:
             values["D"] = values["C"] / (6 * values["N"]) if values["N"] else float("nan")
-        taken.append((place, values))
+        parsed.append((place, values))
     _check_keys(path, where, rows)
-    losses = [np.nan_to_num(values["loss"], nan=np.inf) for _, values in taken]
+    losses = [np.nan_to_num(values["loss"], nan=np.inf) for _, values in parsed]
     worst = set(np.argsort(losses, kind="stable")[max(0, len(losses) - drop_worst) :].tolist())
-    kept = [row for number, row in enumerate(taken) if number not in worst]
-    return _checked(names, kept, str(path), skip_diverged)
+    remaining = [row for number, row in enumerate(parsed) if number not in worst]
+    return _checked(names, remaining, str(path), skip_diverged)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def _rows(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    """Where each row stands, for complaints, and the rows."""
+    """The position of each row, for error messages, and the rows."""
     if not path.is_file():
         hint = " Give a file of runs, for example its records.jsonl." if path.is_dir() else ""
         raise UserError(f"there is no file {path}.{hint}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}).") from error
+        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
     kind = path.suffix.lower()
     if kind in (".csv", ".tsv"):
         head = text.partition("\n")[0]
@@ -159,25 +160,19 @@ def _rows(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
         content = _json(text, f"{path}")
         if not isinstance(content, list):
             raise DataError(f"{path} must hold a list of runs, got {type(content).__name__}.")
-        found = [(f"run {number}", row) for number, row in enumerate(content, 1)]
+        objects = [(f"run {number}", row) for number, row in enumerate(content, 1)]
     elif kind == ".jsonl":
-        whole, _, rest = text.rpartition("\n")
-        if whole and rest and not _is_json(rest):  # half a line of someone who was stopped
-            text = whole
+        complete, _, rest = text.rpartition("\n")
+        if complete and rest and not _is_json(rest):  # a process was stopped while it wrote the last line
+            text = complete
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        found = [(f"line {number}", _json(line, f"{path}, line {number}")) for number, line in lines]
+        objects = [(f"line {number}", _json(line, f"{path}, line {number}")) for number, line in lines]
     else:
-        raise UserError(f"{path} is of an unknown kind: expected .csv, .tsv, .json or .jsonl, got {path.suffix!r}.")
-    for place, row in found:
+        raise UserError(f"{path} has an unknown format: expected .csv, .tsv, .json or .jsonl, got {path.suffix!r}.")
+    for place, row in objects:
         if not isinstance(row, dict):
             raise DataError(f"{path}, {place}: expected an object with N, D and loss, got {row!r:.40}.")
-    return [place for place, _ in found], [_flat(row) for _, row in found]
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """What is inside of a field, by names with a dot: held_out.audio."""
-    inner = {name: value for name, value in row.items() if isinstance(value, dict)}
-    return row | {f"{name}.{key}": each for name, value in inner.items() for key, each in value.items()}
+    return [place for place, _ in objects], [flatten(row) for _, row in objects]
 
 
 def _json(text: str, where: str) -> Any:
@@ -198,17 +193,17 @@ def _is_json(text: str) -> bool:
 def _choose_columns(
     path: Path, header: Sequence[str], names: tuple[str, str], called: Mapping[str, str]
 ) -> dict[str, str]:
-    for name, theirs in called.items():
+    for name, column in called.items():
         if name not in (*names, "loss", "C"):
-            raise UserError(f"--columns knows {', '.join((*names, 'loss', 'C'))}, got {name!r}.")
-        if theirs not in header:
-            raise UserError(f"{path} has no column {theirs!r}.{did_you_mean(theirs, list(header))}")
+            raise UserError(f"--columns accepts {', '.join((*names, 'loss', 'C'))}, got {name!r}.")
+        if column not in header:
+            raise UserError(f"{path} has no column {column!r}.{did_you_mean(column, list(header))}")
     chosen = {}
     for name in (*names, "loss", "C"):
-        usual = [word.lower() for word in NAMES[name]]
-        found = sorted((usual.index(word.lower()), word) for word in header if word.lower() in usual)
-        if name in called or found:
-            chosen[name] = called.get(name) or found[0][1]
+        accepted = [word.lower() for word in NAMES[name]]
+        matches = sorted((accepted.index(word.lower()), word) for word in header if word.lower() in accepted)
+        if name in called or matches:
+            chosen[name] = called.get(name) or matches[0][1]
     for name in (*names, "loss"):
         if name not in chosen and not (name == "D" and "C" in chosen):
             raise UserError(
@@ -219,7 +214,7 @@ def _choose_columns(
 
 
 def _number(value: Any, where: str) -> float:
-    """None, as in records of runs that diverged, is no number either, but no mistake."""
+    """The value as a number; NaN for None or an empty cell, which diverged runs have."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return float("nan")
     try:
@@ -249,8 +244,7 @@ def _checked(
             if skip_diverged:
                 continue
             raise DataError(
-                f"{source}, {place}: the loss is {row['loss']:g}. Leave runs that diverged out, or give "
-                "--skip-diverged."
+                f"{source}, {place}: the loss is {row['loss']:g}. Leave out runs that diverged, or use --skip-diverged."
             )
         for name in names:
             _check_count(name, row[name], f"{source}, {place}")
@@ -260,11 +254,11 @@ def _checked(
         if seen.setdefault(same, place) != place:
             raise DataError(
                 f"{source}: {seen[same]} and {place} are the same run ({names[0]} {same[0]:g}, {names[1]} {same[1]:g}, "
-                f"loss {same[2]:g}). Delete one of them: held-out errors would be too good with both."
+                f"loss {same[2]:g}). Delete one of them: with both, held-out errors would be too optimistic."
             )
         kept.append(row)
     if not kept:
-        raise DataError(f"{source} holds no runs that did not diverge.")
+        raise DataError(f"{source} holds no runs with a finite loss.")
     first, second, loss = (np.array([row[name] for row in kept]) for name in (*names, "loss"))
     runs = Runs(names, (first, second), loss, np.array([row["C"] for row in kept]) if "C" in kept[0] else None)
     problem = runs.spread_problem()
@@ -274,19 +268,20 @@ def _checked(
 
 
 def _check_flops(row: Mapping[str, float], where: str) -> None:
-    plain = 6 * row["N"] * row["D"] if "N" in row else row["C"]
-    if not _LEAST_PER_6ND * plain <= row["C"] <= _MOST_PER_6ND * plain:
+    expected = 6 * row["N"] * row["D"] if "N" in row else row["C"]
+    if not _MIN_PER_6ND * expected <= row["C"] <= _MAX_PER_6ND * expected:
         raise DataError(
-            f"{where}: C is {row['C']:g}, and 6 N D is {plain:g}: it must be the FLOPs of the whole run, one by one."
+            f"{where}: C is {row['C']:g}, but 6 N D is {expected:g}. C must be the FLOPs of the whole run as a plain "
+            "count."
         )
 
 
 def _check_count(name: str, value: float, where: str) -> None:
     if not 0 < value < float("inf"):
         raise DataError(f"{where}: {name} must be positive and finite, got {value:g}.")
-    if name in ("N", "D") and value < _LEAST_COUNT:
+    if name in ("N", "D") and value < _MIN_COUNT:
         what = "parameters" if name == "N" else "tokens"
         raise DataError(
-            f"{where}: {name} is {value:g}, and no run has so few {what}. They are counted one by one; if both N and D "
-            "are in billions, give --unit 1e9."
+            f"{where}: {name} is {value:g}, too few {what} for a run. N and D must be plain counts; if both are in "
+            "billions, use --unit 1e9."
         )

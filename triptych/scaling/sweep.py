@@ -1,4 +1,4 @@
-"""Does the runs of a planned grid, each a process of its own: what one of them breaks, the others do not notice."""
+"""Runs a planned grid. Each run is a separate process, so that a crash of one does not affect the others."""
 
 import signal
 import subprocess
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from triptych.recipes import recipe
-from triptych.scaling.queue import check_run, read_grid, result
-from triptych.training.config import override
+from triptych.scaling.queue import check_grid_data, read_grid, run_result
 from triptych.training.loop import Diverged
+from triptych.utils.config import override
 from triptych.utils.trials import Trial, run_trials
 
 
@@ -19,16 +19,16 @@ from triptych.utils.trials import Trial, run_trials
 class SweepResult:
     num_runs: int
     num_done: int
-    """By anyone."""
+    """Runs finished by any process."""
     failed: dict[str, str]
-    """By run, why it ended without a result here. Its checkpoints are kept."""
+    """By run, why it ended without a result in this process. Its checkpoints are kept."""
 
 
 def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], None] = print) -> SweepResult:
-    """Take runs until none is left that nobody is at. `options` are those of `triptych train`."""
+    """Do the runs that no other process has done or is doing. `options` are passed to `triptych train`."""
     runs = {run.key: run for run in read_grid(folder)}
     first = next(iter(runs.values()))
-    check_run(override(recipe(first.recipe), list(first.changes)))
+    check_grid_data(override(recipe(first.recipe), list(first.changes)))
     failed: dict[str, str] = {}
 
     def train(trial: Trial) -> dict[str, Any] | None:
@@ -36,41 +36,42 @@ def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], Non
         log = folder / "runs" / f"{run.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         report(f"{run.key}: {run.num_steps:,} steps, {run.D:.3g} tokens; see {log}")
-        code, said = _do([sys.executable, "-m", "triptych", *run.command(folder), *options], log)
+        code, message = _run_logged([sys.executable, "-m", "triptych", *run.command(folder), *options], log)
         if code == 0:
-            return {"N": run.N, **result(folder, run), "diverged": False}
+            return {"N": run.N, **run_result(folder, run), "diverged": False}
         if code == Diverged.exit_code:
-            return {"N": run.N, "D": run.D, "C": run.C, "loss": None, "diverged": True, "problem": said}
-        failed[run.key] = f"{said or 'no word'} (code {code}, see {log})"
-        report(f"{run.key} is left: {failed[run.key]}")
+            return {"N": run.N, "D": run.D, "C": run.C, "loss": None, "diverged": True, "problem": message}
+        failed[run.key] = f"{message or 'no output'} (exit code {code}, see {log})"
+        report(f"{run.key} failed: {failed[run.key]}")
         return None
 
     trials = [Trial(run.key, {"budget": run.budget}) for run in runs.values()]
-    done = run_trials(folder, trials, train, report)
-    return SweepResult(len(runs), len(done), failed)
+    finished = run_trials(folder, trials, train, report)
+    return SweepResult(len(runs), len(finished), failed)
 
 
-def _do(command: Sequence[str], log: Path) -> tuple[int, str]:
-    """The exit code, and the last line that was said in this attempt.
+def _run_logged(command: Sequence[str], log: Path) -> tuple[int, str]:
+    """Run a command with its output appended to a log; returns the exit code and its error, or last line.
 
-    In a session of its own, so that Ctrl-C reaches it once, from here: the second one would not let it save.
+    The command has a session of its own, so that Ctrl-C reaches it only once, from here; a second signal would keep it
+    from saving.
     """
-    begin = log.stat().st_size if log.exists() else 0
+    start = log.stat().st_size if log.exists() else 0
     with open(log, "ab") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         code = process.wait()
-    except BaseException as stop:  # Ctrl-C, or SIGTERM as the command line turns it into an exception
+    except BaseException as stop:  # Ctrl-C, or SIGTERM, which the command line turns into an exception
         number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
         try:
             process.send_signal(number)
             process.wait()
-        except BaseException:  # asked a second time
+        except BaseException:  # stopped a second time
             process.send_signal(number)
             raise
         raise
     with open(log, "rb") as file:
-        file.seek(begin)
+        file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("triptych: error: ")]
     return code, (errors or lines or [""])[-1].removeprefix("triptych: error: ")

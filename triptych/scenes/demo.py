@@ -1,4 +1,4 @@
-"""`triptych demo`: the embedded model in every direction, and a small one as it learns, on one page."""
+"""`triptych demo`: the demo model in every direction, and a small model in training, on one HTML page."""
 
 import html
 import shutil
@@ -15,63 +15,69 @@ from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
-from triptych.eval import html as report
+from triptych.eval import html as page
 from triptych.eval.audio import normalize_transcript
-from triptych.hub.pipeline import GAP, Pipeline
+from triptych.hub.directions import GAP
+from triptych.hub.pipeline import Pipeline
 from triptych.recipes import recipe
 from triptych.scenes.grammar import CATEGORIES, Scene, caption, questions, sample_scene
 from triptych.scenes.image import draw, place
-from triptych.scenes.judge import read, shows, tells
+from triptych.scenes.judge import caption_is_right, detect, matches
 from triptych.scenes.make import make_scenes
 from triptych.scenes.samples import scene_sample
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.logging import read_records
-from triptych.training.loop import train
-from triptych.training.setup import start
+from triptych.training.loop import train_loop
+from triptych.training.setup import open_run
 from triptych.vocab import Modality, Task
 
 _SEED = 7
-_HELD_OUT = 40  # samples of each task it is measured on
-_TRAIN = {Task.TEXT: 400, Task.IMAGE_TEXT: 600, Task.AUDIO_TEXT: 200}  # samples the nano model learns from
+_NUM_TRAIN = {Task.TEXT: 400, Task.IMAGE_TEXT: 600, Task.AUDIO_TEXT: 200}  # training samples of the nano model
+_NUM_VALIDATION = 40  # validation samples of each task
+_GREY = (190, 190, 190)
 
 
-def run_demo(out: Path, console: Console, nano_steps: int, model: str = "scenes") -> Path:
-    """Run all parts, write the page, say where it is."""
+def run_demo(
+    out: Path, console: Console, nano_steps: int, model: str = "scenes", device: str | torch.device = "auto"
+) -> Path:
+    """Run all parts and write the page; returns its path. `nano_steps` 0 skips the training."""
     started = time.monotonic()
+    pipe = Pipeline.from_pretrained(model, device=device)
     out.mkdir(parents=True, exist_ok=True)
-    pipe = Pipeline.from_pretrained(model)
-    count = sum(parameter.numel() for parameter in pipe.model.parameters())
+    millions = sum(parameter.numel() for parameter in pipe.model.parameters()) / 1e6
     console.print(
-        f"One masked-diffusion transformer of {count / 1e6:.1f}M parameters over {pipe.vocabulary.size:,} ids of text, "
-        "picture and sound. Everything it is asked about here was held out of its training.",
-        soft_wrap=True,
+        f"One masked-diffusion transformer with {millions:.1f}M parameters and {pipe.vocabulary.size:,} tokens "
+        "for text, images and audio. All scenes below are compositions that were not in its training data."
     )
     parts: list[tuple[str, Callable[[], str]]] = [
-        ("drawing four prompts", lambda: _drawing(pipe, console)),
-        ("looking at a picture", lambda: _looking(pipe, console)),
-        ("speaking and listening", lambda: _speaking(pipe, console)),
-        ("filling in", lambda: _filling(pipe, console)),
-        ("from speech to a picture", lambda: _speech_to_picture(pipe, console)),
+        ("Text to image", lambda: _text_to_image(pipe, console)),
+        ("Captions and answers", lambda: _image_to_text(pipe, console)),
+        ("Text to speech, and back", lambda: _speech(pipe, console)),
+        ("Infilling", lambda: _infilling(pipe, console)),
+        ("Speech to image", lambda: _speech_to_image(pipe, console)),
     ]
     if nano_steps:
-        parts.append(("training a nano model", lambda: _learning(out, nano_steps, console)))
-    body = []
-    for name, part in parts:
-        console.rule(name, align="left")
-        body.append(part())
+        parts.append(("Training a small model", lambda: _training(out, nano_steps, console)))
+    sections = []
+    for title, part in parts:
+        console.rule(title, align="left")
+        sections.append(page.section(title, part()))
     intro = (
-        f"<h1>Triptych</h1><p>One masked-diffusion transformer ({count / 1e6:.1f}M parameters) for text, pictures and "
-        "speech, trained from scratch on a CPU. All scenes below are compositions it never saw in training; "
-        "✓ and ✗ are the verdicts of exact judges.</p>"
+        "<h1>Triptych</h1>"
+        f"<p>One masked-diffusion transformer ({millions:.1f}M parameters) generates text, images and speech. "
+        "This page shows the demo model on scenes of the built-in toy dataset. None of their compositions was in its "
+        "training data. An exact judge marks right results with ✓ and wrong ones with ✗.</p>"
     )
-    page = out / "index.html"
-    page.write_text(report.page("Triptych: one model, every direction", intro + "".join(body)))
+    path = out / "index.html"
+    path.write_text(page.page("Triptych: one model, every direction", intro + "".join(sections)))
     console.rule()
-    console.print(f"Done in {time.monotonic() - started:.0f} s. Look and listen: [bold]{page}[/bold]", soft_wrap=True)
-    return page
+    seconds = time.monotonic() - started
+    console.print(f"Finished in {seconds:.0f} s. Open [bold]{escape(str(path))}[/bold] in a browser.")
+    return path
 
 
-def _held_out(number: int, category: str) -> tuple[Scene, np.random.Generator]:
+def unseen_scene(number: int, category: str) -> tuple[Scene, np.random.Generator]:
+    """A scene of the test split, and the generator for its words and positions."""
     rng = np.random.default_rng([_SEED, number])
     return sample_scene(rng, "test", category), rng
 
@@ -80,46 +86,47 @@ def _mark(is_right: bool) -> str:
     return "[green]✓[/green]" if is_right else "[red]✗[/red]"
 
 
-# -- text to picture --------------------------------------------------------------------------------------------------
+# -- text to image ----------------------------------------------------------------------------------------------------
 
 
-def _drawing(pipe: Pipeline, console: Console) -> str:
-    scenes = [_held_out(i, CATEGORIES[i + 2])[0] for i in range(4)]
+def _text_to_image(pipe: Pipeline, console: Console) -> str:
+    scenes = [unseen_scene(i, CATEGORIES[i + 2])[0] for i in range(4)]
     prompts = [caption(scene, np.random.default_rng(i)) for i, scene in enumerate(scenes)]
-    watched = _Watch(pipe)
-    pictures = pipe.text_to_image(prompts, seed=_SEED, callback=watched)
+    recorder = _StepRecorder(pipe)
+    images = pipe.text_to_image(prompts, seed=_SEED, callback=recorder)
     figures = []
-    for prompt, scene, image, reading in zip(prompts, scenes, pictures, read(pictures)):
-        is_right = shows(reading, scene)
+    for prompt, scene, image, detection in zip(prompts, scenes, images, detect(images)):
+        is_right = matches(detection, scene)
         console.print(f"  {_mark(is_right)} {prompt}")
-        figures.append(report.figure(report.picture(image), report.verdict(is_right, prompt)))
-    steps = [report.figure(report.picture(image, "step"), f"look {number}") for number, image in watched.seen]
-    return report.section(
-        "Text to picture",
-        report.row(*figures),
-        report.paragraph(f"How {report.quote(prompts[0])} came to be; what is still masked is grey:"),
-        report.row(*steps),
+        figures.append(page.figure(page.image(image), page.verdict(is_right, prompt)))
+    steps = [page.figure(page.image(image, "thumbnail"), f"step {number}") for number, image in recorder.images]
+    return "".join(
+        [
+            page.row(*figures),
+            page.paragraph(f"{page.quote(prompts[0])} step by step. Masked tokens are grey."),
+            page.row(*steps),
+        ]
     )
 
 
-class _Watch:
-    """Keeps pictures of the first request on its way; masked codes are painted grey."""
+class _StepRecorder:
+    """A sampling callback that keeps images of the first request while it is generated."""
 
-    def __init__(self, pipe: Pipeline, frames: int = 8):
-        self.pipe, self.frames = pipe, frames
-        self.seen: list[tuple[int, Image.Image]] = []
-        self._groups = 0
+    def __init__(self, pipe: Pipeline, num_images: int = 8):
+        self.pipe, self.num_images = pipe, num_images
+        self.images: list[tuple[int, Image.Image]] = []
+        self._batches = 0
 
-    def __call__(self, step: int, steps: int, tokens: Tensor) -> None:
-        self._groups += step == 0
-        wanted = {round(x) for x in np.linspace(0, steps - 1, self.frames)}
-        if self._groups > 1 or step not in wanted:
+    def __call__(self, step: int, num_steps: int, tokens: Tensor) -> None:
+        self._batches += step == 0
+        recorded_steps = {round(x) for x in np.linspace(0, num_steps - 1, self.num_images)}
+        if self._batches > 1 or step not in recorded_steps:
             return
-        self.seen.append((step + 1, half_masked_picture(self.pipe, tokens[0].cpu().numpy())))
+        self.images.append((step + 1, partial_image(self.pipe, tokens[0].cpu().numpy())))
 
 
-def half_masked_picture(pipe: Pipeline, tokens: np.ndarray) -> Image.Image:
-    """The picture in a sequence that is not finished: masked codes become grey squares."""
+def partial_image(pipe: Pipeline, tokens: np.ndarray) -> Image.Image:
+    """The image in a sequence that is not finished: masked tokens become grey squares."""
     vocabulary = pipe.vocabulary
     ids = vocabulary.data_ids(Modality.IMAGE)
     mask = vocabulary.mask(Modality.IMAGE)
@@ -129,7 +136,7 @@ def half_masked_picture(pipe: Pipeline, tokens: np.ndarray) -> Image.Image:
     image = pipe.bundle.image.decode([local])[0]
     side = int(len(codes) ** 0.5)
     cover = Image.fromarray((is_masked.reshape(side, side) * 255).astype(np.uint8))
-    grey = Image.new("RGB", image.size, (190, 190, 190))
+    grey = Image.new("RGB", image.size, _GREY)
     return Image.composite(grey, image, cover.resize(image.size, Image.Resampling.NEAREST))
 
 
@@ -139,117 +146,116 @@ def _white_code(pipe: Pipeline) -> int:
     return int(np.bincount(codes).argmax())
 
 
-# -- picture to text --------------------------------------------------------------------------------------------------
+# -- image to text ----------------------------------------------------------------------------------------------------
 
 
-def _looking(pipe: Pipeline, console: Console) -> str:
-    scene, rng = _held_out(10, "position")
-    things = place(scene, rng)
-    image = draw(things)
-    said = pipe.caption(image, seed=_SEED)
-    is_right = tells(said, scene, things)
-    console.print(f"  {_mark(is_right)} caption: {escape(said)}")
-    lines = [report.paragraph(f"Caption: {report.verdict(is_right, said)}")]
-    for question, answer in questions(scene)[:3]:
-        given = pipe.answer(image, question, seed=_SEED)
-        console.print(f"  {_mark(given == answer)} {question} {escape(given)}")
-        lines.append(report.paragraph(f"{html.escape(question)} {report.verdict(given == answer, given)}"))
-    shown = report.figure(report.picture(image), "a held-out picture")
-    return report.section("Picture to text, and questions", report.row(shown, f"<div>{''.join(lines)}</div>"))
+def _image_to_text(pipe: Pipeline, console: Console) -> str:
+    scene, rng = unseen_scene(10, "position")
+    objects = place(scene, rng)
+    image = draw(objects)
+    text = pipe.caption(image, seed=_SEED)
+    is_right = caption_is_right(text, scene, objects)
+    console.print(f"  {_mark(is_right)} caption: {escape(text)}")
+    lines = [page.paragraph(f"Caption: {page.verdict(is_right, text)}")]
+    for question, expected in questions(scene)[:3]:
+        answer = pipe.answer(image, question, seed=_SEED)
+        console.print(f"  {_mark(answer == expected)} {question} {escape(answer)}")
+        lines.append(page.paragraph(f"{html.escape(question)} {page.verdict(answer == expected, answer)}"))
+    return page.row(page.figure(page.image(image), "input image"), f"<div>{''.join(lines)}</div>")
 
 
 # -- speech -----------------------------------------------------------------------------------------------------------
 
 
-def _speaking(pipe: Pipeline, console: Console) -> str:
-    scene, rng = _held_out(20, "two objects")
-    sentence = caption(scene, rng)
-    spoken = pipe.speak(sentence, seed=_SEED)
-    heard = pipe.transcribe(spoken, seed=_SEED)
-    is_right = normalize_transcript(heard) == normalize_transcript(sentence)
-    console.print(f"  said in {spoken.seconds:.1f} s: {sentence}")
-    console.print(f"  {_mark(is_right)} heard from that: {escape(heard)}")
-    return report.section(
-        "Text to speech, and back",
-        report.paragraph(f"It says {report.quote(sentence)}, taking as long as it likes:"),
-        report.figure(report.sound(spoken), f"{spoken.seconds:.1f} s"),
-        report.paragraph(f"and writes down what it hears: {report.verdict(is_right, heard)}"),
+def _speech(pipe: Pipeline, console: Console) -> str:
+    scene, rng = unseen_scene(20, "two objects")
+    text = caption(scene, rng)
+    speech = pipe.text_to_speech(text, seed=_SEED)
+    transcript = pipe.transcribe(speech, seed=_SEED)
+    is_right = normalize_transcript(transcript) == normalize_transcript(text)
+    console.print(f"  {speech.seconds:.1f} s of speech: {text}")
+    console.print(f"  {_mark(is_right)} transcript of it: {escape(transcript)}")
+    return "".join(
+        [
+            page.paragraph(f"The model speaks {page.quote(text)} and chooses the duration itself:"),
+            page.figure(page.audio(speech), f"{speech.seconds:.1f} s"),
+            page.paragraph(f"Its transcript of that speech: {page.verdict(is_right, transcript)}"),
+        ]
     )
 
 
-def _speech_to_picture(pipe: Pipeline, console: Console) -> str:
+def _speech_to_image(pipe: Pipeline, console: Console) -> str:
     sample = scene_sample(Task.AUDIO_TEXT, "test", 3, seed=_SEED)
-    assert sample.sound is not None
-    heard, image = pipe.speech_to_image(sample.sound, seed=_SEED)
-    is_right = shows(read([image])[0], sample.scene)
-    console.print(f"  heard: {escape(heard)}\n  {_mark(is_right)} the picture shows {sample.text!r}")
-    return report.section(
-        "Speech to picture",
-        report.row(
-            report.figure(report.sound(sample.sound), f"a held-out recording: {report.quote(sample.text)}"),
-            report.figure(report.picture(image), f"heard {report.quote(heard)} {report.verdict(is_right, 'drawn')}"),
-        ),
+    assert sample.audio is not None
+    transcript, image = pipe.speech_to_image(sample.audio, seed=_SEED)
+    is_right = matches(detect([image])[0], sample.scene)
+    console.print(f"  spoken: {sample.text}\n  transcript: {escape(transcript)}\n  {_mark(is_right)} image")
+    return page.paragraph("The model transcribes the speech and draws the transcript:") + page.row(
+        page.figure(page.audio(sample.audio), f"input speech: {page.quote(sample.text)}"),
+        page.figure(page.image(image), page.verdict(is_right, transcript)),
     )
 
 
-# -- filling in -------------------------------------------------------------------------------------------------------
+# -- infilling --------------------------------------------------------------------------------------------------------
 
 
-def _filling(pipe: Pipeline, console: Console) -> str:
-    scene, rng = _held_out(30, "colour attribution")
-    things = place(scene, rng)
-    image, text = draw(things), caption(scene, rng)
-    box = things[-1].plot
-    holed = image.copy()
-    holed.paste((190, 190, 190), box)
+def _infilling(pipe: Pipeline, console: Console) -> str:
+    scene, rng = unseen_scene(30, "colour attribution")
+    objects = place(scene, rng)
+    image, text = draw(objects), caption(scene, rng)
+    box = objects[-1].box
+    with_hole = image.copy()
+    with_hole.paste(_GREY, box)
     filled = pipe.infill_image(image, box, text, seed=_SEED)
-    is_right = shows(read([filled])[0], scene)
-    console.print(f"  {_mark(is_right)} a hole in a picture of: {text}")
+    is_image_right = matches(detect([filled])[0], scene)
+    console.print(f"  {_mark(is_image_right)} image with a hole, filled with the text: {text}")
 
-    words = text.split()
-    gapped = " ".join(GAP if word in _content(scene) else word for word in words)
-    completed = pipe.infill_text(gapped, image=image, seed=_SEED)
-    right_text = tells(completed, scene, things)
-    console.print(f"  {_mark(right_text)} {gapped}  ->  {escape(completed)}")
-    return report.section(
-        "Filling in",
-        report.row(
-            report.figure(report.picture(holed), "a hole"),
-            report.figure(report.picture(filled), f"filled, as {report.quote(text)} {report.verdict(is_right, '')}"),
-            report.figure(report.picture(image), "what had been there"),
-        ),
-        report.paragraph(f"A sentence about it: {report.quote(gapped)} &rarr; {report.verdict(right_text, completed)}"),
+    with_gaps = " ".join(GAP if word in _colours(scene) else word for word in text.split())
+    completed = pipe.infill_text(with_gaps, image, seed=_SEED)
+    is_text_right = caption_is_right(completed, scene, objects)
+    console.print(f"  {_mark(is_text_right)} {with_gaps}  ->  {escape(completed)}")
+    return "".join(
+        [
+            page.paragraph("The model fills the grey hole in an image, following a text:"),
+            page.row(
+                page.figure(page.image(with_hole), "image with a hole"),
+                page.figure(page.image(filled), page.verdict(is_image_right, text)),
+                page.figure(page.image(image), "original"),
+            ),
+            page.paragraph(
+                "It fills the gaps in a text about the original image: "
+                f"{page.quote(with_gaps)} &rarr; {page.verdict(is_text_right, completed)}"
+            ),
+        ]
     )
 
 
-def _content(scene: Scene) -> set[str]:
-    """Words that only the picture can tell."""
-    return {word for group in scene.groups for word in (group.colour or "",) if word}
+def _colours(scene: Scene) -> set[str]:
+    return {group.colour for group in scene.groups if group.colour}
 
 
-# -- learning ---------------------------------------------------------------------------------------------------------
+# -- training ---------------------------------------------------------------------------------------------------------
 
 
-def _learning(out: Path, steps: int, console: Console) -> str:
+def _training(out: Path, num_steps: int, console: Console) -> str:
     data = out / "data"
-    console.print("  making a little data ...")
-    make_scenes(data, _TRAIN, _HELD_OUT, workers=0, renew=True, report=lambda line: None)
+    console.print("  making a small dataset ...")
+    make_scenes(data, _NUM_TRAIN, _NUM_VALIDATION, workers=0, overwrite=True, report=lambda line: None)
     config = recipe("nano")
     config = replace(
         config,
-        num_steps=steps,
+        num_steps=num_steps,
         data=tuple(str(data / "train" / task.label) for task in Task),
         validation_data=tuple(str(data / "validation" / task.label) for task in Task),
-        validation=replace(config.validation, every=max(1, steps // 4)),
-        save_every=steps,
-        log_every=min(config.log_every, max(1, steps // 2)),
+        validation=replace(config.validation, every=max(1, num_steps // 4)),
+        save_every=num_steps,
+        log_every=min(config.log_every, max(1, num_steps // 2)),
     )
     bundle = TokenizerBundle.load("scenes")
     folder = out / "nano"
-    shutil.rmtree(folder, ignore_errors=True)  # a demo begins anew each time
-    with console.status("") as status:
-        run = start(config, folder, bundle, torch.device("cpu"))
-        train(run, [lambda event: _show_progress(event, status)], bundle)
+    shutil.rmtree(folder, ignore_errors=True)  # every demo trains from scratch
+    with console.status("") as status, open_run(config, folder, bundle, torch.device("cpu")) as run:
+        train_loop(run, [lambda event: _show_progress(event, status)])
     events = [
         event for event in read_records(folder / "records.jsonl") if event["kind"] == "step" and not event["skipped"]
     ]
@@ -259,14 +265,15 @@ def _learning(out: Path, steps: int, console: Console) -> str:
     for name in ("text", "image", "audio"):
         points = [(float(e["step"]), float(e["nll"][name])) for e in events if e["nll"].get(name) is not None]
         lines |= {name: points} if points else {}
-    return report.section(
-        "A nano model learns",
-        report.paragraph(
-            f"The recipe <code>nano</code>, {steps} steps on {sum(_TRAIN.values()):,} samples made on this machine. "
-            "Negative log-likelihood of masked tokens, in nats; "
-            "<code>triptych train scenes</code> is the same for longer."
-        ),
-        report.curves(lines, "step", "nats per masked token"),
+    return "".join(
+        [
+            page.paragraph(
+                f"The recipe <code>nano</code>: {num_steps} steps on {sum(_NUM_TRAIN.values()):,} samples, trained on "
+                "this machine just now. The chart shows the negative log-likelihood of masked tokens in nats. "
+                "<code>triptych train scenes</code> trains the demo model itself."
+            ),
+            page.line_chart(lines, "step", "nats per masked token"),
+        ]
     )
 
 

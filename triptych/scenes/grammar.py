@@ -1,7 +1,7 @@
-"""Scenes and the sentences that say them: what there is, how many, in which colour, and where.
+"""Scenes and the sentences that describe them: kinds of object, counts, colours and positions.
 
-A scene is one or two groups of things, at most four things in all, and perhaps a relation between the two groups.
-Everything the grammar can say, `parse` can read, so a generated caption is judged by meaning and not by wording.
+A scene is one or two groups of objects, at most four objects in all, and optionally a relation between the two groups.
+`parse` reads every sentence that the grammar can produce, so generated captions are judged by meaning, not by wording.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ COLOURS = ("red", "orange", "yellow", "green", "blue", "purple")
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 RELATIONS = ("left of", "right of", "above", "below")
 INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-MAX_THINGS = 4
+MAX_OBJECTS = 4
 
-# Ways to say each relation, the plainest first.
+# Phrases for each relation, the shortest first.
 _RELATION_PHRASES = {
     "left of": ("left of", "to the left of", "on the left of"),
     "right of": ("right of", "to the right of", "on the right of"),
@@ -43,15 +43,18 @@ _RELATION_PHRASES = {
     None: ("and", "with"),
 }
 _SIDES = {"left of": "on the left", "right of": "on the right", "above": "above", "below": "below"}
-# Ways to open a caption; "{is}" agrees with the number of the first group.
-CAPTION_PROMPT = "a picture of"  # no question begins so: a text that does is a description
+CAPTION_PROMPT = "a picture of"  # no question starts like this, so a text that does is a caption
+# Opening words of a caption; "{is}" agrees with the count of the first group.
 _OPENINGS = ("", "there {is} ", "here {is} ", f"{CAPTION_PROMPT} ", "we see ", "this picture shows ")
 CATEGORIES = ("single object", "two objects", "counting", "colours", "position", "colour attribution")
+
+Appearance = tuple[str, str | None]
+"""A kind and its colour: what one sprite shows."""
 
 
 @dataclass(frozen=True, order=True)
 class ObjectGroup:
-    """Some things of one kind: three foxes, one red heart."""
+    """One to four objects of one kind and colour: three foxes, one red heart."""
 
     kind: str
     colour: str | None = None
@@ -59,35 +62,39 @@ class ObjectGroup:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise UserError(f"unknown kind of thing {self.kind!r}.{did_you_mean(self.kind, list(KINDS))}")
+            raise UserError(f"unknown kind of object {self.kind!r}.{did_you_mean(self.kind, list(KINDS))}")
         if (self.colour in COLOURS) != (self.kind in COLOURED_KINDS) or self.colour not in (*COLOURS, None):
             expected = f"one of {', '.join(COLOURS)}" if self.kind in COLOURED_KINDS else "no colour"
             raise UserError(f"a {self.kind} takes {expected}, got {self.colour!r}.")
         if self.count not in NUMBERS:
-            raise UserError(f"a group has 1 to {MAX_THINGS} things, got {self.count!r}.")
+            raise UserError(f"a group has 1 to {MAX_OBJECTS} objects, got {self.count!r}.")
+
+    @property
+    def appearance(self) -> Appearance:
+        return self.kind, self.colour
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One group, or two of different looks; `relation` says where the first stands as seen from the second."""
+    """One group, or two of different appearance; `relation` is the position of the first relative to the second."""
 
     groups: tuple[ObjectGroup, ...]
     relation: str | None = None
 
     def __post_init__(self) -> None:
-        looks = {(group.kind, group.colour) for group in self.groups}
-        if not 1 <= len(self.groups) <= 2 or len(looks) != len(self.groups):
-            raise UserError(f"a scene has one group or two that look different, got {self.groups}.")
-        if sum(group.count for group in self.groups) > MAX_THINGS:
-            raise UserError(f"a scene has at most {MAX_THINGS} things.")
+        appearances = {group.appearance for group in self.groups}
+        if not 1 <= len(self.groups) <= 2 or len(appearances) != len(self.groups):
+            raise UserError(f"a scene has one group, or two of different appearance, got {self.groups}.")
+        if sum(group.count for group in self.groups) > MAX_OBJECTS:
+            raise UserError(f"a scene has at most {MAX_OBJECTS} objects.")
         if self.relation is not None and (self.relation not in RELATIONS or len(self.groups) != 2):
             raise UserError(f"a relation is one of {', '.join(RELATIONS)} between two groups, got {self.relation!r}.")
         if self.relation and not all(group.count <= 2 for group in self.groups):
-            raise UserError("groups in a relation have one or two things each, or they would not fit side by side.")
+            raise UserError("groups in a relation have one or two objects each; more do not fit side by side.")
 
     @property
     def category(self) -> str:
-        """Which of GenEval's six skills the scene asks for; the most demanding one it has."""
+        """The GenEval category of the scene: the hardest one that applies."""
         first, *others = self.groups
         if self.relation:
             return "position"
@@ -99,7 +106,7 @@ class Scene:
 
     @property
     def composition(self) -> str:
-        """What must be new in validation and test: which looks meet, or how many of one look stand alone."""
+        """What decides the split: the two appearances, or the appearance and count of a single group."""
         if len(self.groups) == 1:
             group = self.groups[0]
             return f"{group.count} {group.colour} {group.kind}"
@@ -107,7 +114,7 @@ class Scene:
 
     @property
     def split(self) -> str:
-        """train, validation or test, by composition: 80, 10 and 10 % of them."""
+        """train, validation or test, by composition: 80, 10 and 10 % of all compositions."""
         if len(self.groups) == 1:
             return _splits_of_one_group()[self.composition]
         bucket = _hash(self.composition) % 10
@@ -120,7 +127,7 @@ def _hash(composition: str) -> int:
 
 @cache
 def _splits_of_one_group() -> dict[str, str]:
-    """One-group compositions are few (32 plain things alone): each category is cut exactly, in the order of hashes."""
+    """One-group compositions are few (32 single objects), so each category is split exactly, in the order of hashes."""
     by_category: dict[str, list[str]] = {}
     for kind, count in itertools.product(KINDS, NUMBERS):
         for colour in COLOURS if kind in COLOURED_KINDS else (None,):
@@ -134,11 +141,11 @@ def _splits_of_one_group() -> dict[str, str]:
     return splits
 
 
-# -- drawing scenes ---------------------------------------------------------------------------------------------------
+# -- sampling scenes --------------------------------------------------------------------------------------------------
 
 
 def sample_scene(rng: np.random.Generator, split: str | None = None, category: str | None = None) -> Scene:
-    """A random scene; all six categories are equally likely. By rejection until split and category fit."""
+    """A random scene of the split and category, by rejection. Without a category, all six are equally likely."""
     if category is not None and category not in CATEGORIES:
         raise UserError(f"unknown category {category!r}.{did_you_mean(category, list(CATEGORIES))}")
     category = category or CATEGORIES[rng.integers(len(CATEGORIES))]
@@ -160,18 +167,18 @@ def _sample_of_category(rng: np.random.Generator, category: str) -> Scene:
             return Scene(_two_groups(rng, KINDS), RELATIONS[rng.integers(4)])
         case "colour attribution":
             return Scene(_two_groups(rng, COLOURED_KINDS))
-    while True:  # two objects, not both coloured: that is colour attribution
+    while True:  # "two objects": not both coloured, which would be "colour attribution"
         scene = Scene(_two_groups(rng, KINDS))
         if scene.category == "two objects":
             return scene
 
 
 def _two_groups(rng: np.random.Generator, kinds: dict[str, str]) -> tuple[ObjectGroup, ObjectGroup]:
-    """Two groups that look different: mostly one thing each, else one or two."""
+    """Two groups of different appearance: one object each with probability 0.6, else one or two each."""
     counts = [1, 1] if rng.random() < 0.6 else rng.integers(1, 3, size=2).tolist()
     while True:
         first, second = (_sample_group(rng, kinds, count) for count in counts)
-        if (first.kind, first.colour) != (second.kind, second.colour):
+        if first.appearance != second.appearance:
             return first, second
 
 
@@ -181,10 +188,10 @@ def _sample_group(rng: np.random.Generator, kinds: dict[str, str], count: int = 
     return ObjectGroup(kind, colour, count)
 
 
-# -- saying scenes ----------------------------------------------------------------------------------------------------
+# -- describing scenes ------------------------------------------------------------------------------------------------
 
 
-def say_group(group: ObjectGroup) -> str:
+def group_phrase(group: ObjectGroup) -> str:
     """ "a red heart", "an owl", "three foxes"."""
     words = ([group.colour] if group.colour else []) + [group.kind if group.count == 1 else KINDS[group.kind]]
     if group.count > 1:
@@ -192,53 +199,47 @@ def say_group(group: ObjectGroup) -> str:
     return " ".join(["an" if words[0][0] in "aeiou" else "a", *words])
 
 
-def plain_caption(scene: Scene) -> str:
-    """The scene in its shortest words."""
-    first, *others = map(say_group, scene.groups)
-    return f"{first} {_RELATION_PHRASES[scene.relation][0]} {others[0]}" if others else first
-
-
 def caption(scene: Scene, rng: np.random.Generator, opening: str | None = None) -> str:
-    """The scene in some words: order of the groups, opening (unless it is given) and relation phrase are drawn."""
+    """A random caption: the order of the groups, the opening (unless given) and the relation phrase are drawn."""
     groups, relation = scene.groups, scene.relation
     if len(groups) == 2 and rng.random() < 0.5:
         groups, relation = groups[::-1], INVERSE[relation] if relation else None
-    if opening is None:  # half of all captions open plainly; the other openings share the rest
+    if opening is None:  # half of all captions have no opening words; the other openings share the rest
         opening = _OPENINGS[0 if rng.random() < 0.5 else rng.integers(1, len(_OPENINGS))]
     phrases = _RELATION_PHRASES[relation]
-    joined = f" {phrases[rng.integers(len(phrases))]} ".join(map(say_group, groups))
+    joined = f" {phrases[rng.integers(len(phrases))]} ".join(map(group_phrase, groups))
     return opening.replace("{is}", "is" if groups[0].count == 1 else "are") + joined
 
 
 def questions(scene: Scene) -> list[tuple[str, str]]:
-    """Every question the scene answers, with its answer."""
-    found = []
+    """Every question that the scene answers, as pairs of question and answer."""
+    pairs = []
     for group in scene.groups:
         same_kind = [other for other in scene.groups if other.kind == group.kind]
-        things = f"{group.colour} {KINDS[group.kind]}" if group.colour else KINDS[group.kind]
-        found.append((f"how many {things} are there?", NUMBERS[group.count]))
+        noun_phrase = f"{group.colour} {KINDS[group.kind]}" if group.colour else KINDS[group.kind]
+        pairs.append((f"how many {noun_phrase} are there?", NUMBERS[group.count]))
         if group.colour and len(same_kind) == 1:
             verb, noun = ("is", group.kind) if group.count == 1 else ("are", KINDS[group.kind])
-            found.append((f"what colour {verb} the {noun}?", group.colour))
+            pairs.append((f"what colour {verb} the {noun}?", group.colour))
     if scene.relation:
         first, second = scene.groups
         for here, there, relation in ((first, second, scene.relation), (second, first, INVERSE[scene.relation])):
-            found.append((f"what is {relation} {_say_the(there)}?", say_group(here)))
-            # Of two, that is the other one, whatever the relation; these need to know it.
-            found.append((f"what is {_SIDES[relation]}?", say_group(here)))
-            for asked, answer in ((relation, "yes"), (INVERSE[relation], "no")):
+            pairs.append((f"what is {relation} {_definite_phrase(there)}?", group_phrase(here)))
+            # The answer above is always the other group. The questions below require the relation itself.
+            pairs.append((f"what is {_SIDES[relation]}?", group_phrase(here)))
+            for claimed, answer in ((relation, "yes"), (INVERSE[relation], "no")):
                 verb = "is" if here.count == 1 else "are"
-                found.append((f"{verb} {_say_the(here)} {asked} {_say_the(there)}?", answer))
-    return found
+                pairs.append((f"{verb} {_definite_phrase(here)} {claimed} {_definite_phrase(there)}?", answer))
+    return pairs
 
 
-def _say_the(group: ObjectGroup) -> str:
+def _definite_phrase(group: ObjectGroup) -> str:
     words = ([group.colour] if group.colour else []) + [group.kind if group.count == 1 else KINDS[group.kind]]
     return " ".join(["the", *words])
 
 
 def yes_no_question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
-    """Whether some kind of thing is in the scene; yes and no are equally likely."""
+    """Whether the scene contains an object of some kind; yes and no are equally likely."""
     present = {group.kind for group in scene.groups}
     kinds = sorted(present) if rng.random() < 0.5 else sorted(set(KINDS) - present)
     kind = kinds[rng.integers(len(kinds))]
@@ -247,30 +248,31 @@ def yes_no_question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
 
 
 def question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
-    """One question about the scene with its answer; one in four is answered by yes or no."""
+    """A random question about the scene with its answer; one in four asks whether an object is there."""
     if rng.random() < 0.25:
         return yes_no_question(scene, rng)
-    every = questions(scene)
-    return every[rng.integers(len(every))]
+    pairs = questions(scene)
+    return pairs[rng.integers(len(pairs))]
 
 
 def words() -> tuple[str, ...]:
-    """Every word there is in captions, questions and answers."""
-    said = (*KINDS, *KINDS.values(), *COLOURS, *NUMBERS.values(), "a an", *_OPENINGS, *_RELATION_OF)
-    asked = ("how many are there", "what colour is are the", "what is", "is there", "yes no")
-    return tuple(sorted({word for part in (*said, *asked) for word in part.replace("{is}", "is are").split()}))
+    """Every word that occurs in captions, questions and answers."""
+    in_captions = (*KINDS, *KINDS.values(), *COLOURS, *NUMBERS.values(), "a an", *_OPENINGS, *_RELATION_OF)
+    in_questions = ("how many are there", "what colour is are the", "what is", "is there", "yes no")
+    parts = (*in_captions, *in_questions)
+    return tuple(sorted({word for part in parts for word in part.replace("{is}", "is are").split()}))
 
 
 def document(scene: Scene, rng: np.random.Generator) -> str:
-    """A text-only document: the scene said once or twice, or said and then asked about."""
-    said = caption(scene, rng)
+    """A text-only document: one or two captions of the scene, or a caption followed by a question and its answer."""
+    first = caption(scene, rng)
     if rng.random() < 0.6:
         asked, answer = question(scene, rng)
-        return f"{said}. {asked} {answer}"
-    return f"{said}. {caption(scene, rng)}." if rng.random() < 0.5 else f"{said}."
+        return f"{first}. {asked} {answer}"
+    return f"{first}. {caption(scene, rng)}." if rng.random() < 0.5 else f"{first}."
 
 
-# -- reading sentences ------------------------------------------------------------------------------------------------
+# -- parsing sentences ------------------------------------------------------------------------------------------------
 
 _KIND_OF = {word: kind for kind, plural in KINDS.items() for word in (kind, plural)}
 _COUNT_OF = {"a": 1, "an": 1} | {word: count for count, word in NUMBERS.items()}
@@ -301,15 +303,16 @@ _SPOKEN_PART = re.compile(
 
 
 def spoken_parts(text: str) -> list[str]:
-    """Where a reader may pause: openings, "a red", "two foxes", "to the left of", else single words.
+    """Parts of a caption that are spoken separately: openings, "a red", "two foxes", "to the left of", single words.
 
-    Few enough that each is heard hundreds of times, and every caption, of unseen compositions too, is made of them.
+    There are fewer than 200 parts. Each occurs hundreds of times in training, and captions of unseen compositions
+    consist of the same parts.
     """
     return _SPOKEN_PART.findall(text)
 
 
 def parse(text: str) -> Scene | None:
-    """The scene a sentence says, or None if it is not a sentence of the grammar."""
+    """The scene that a sentence describes, or None if the sentence is not in the grammar."""
     text = " ".join(text.lower().split()).rstrip(".")
     opening = _OPENING.match(text)
     rest = text[opening.end() :] if opening else text
@@ -319,18 +322,18 @@ def parse(text: str) -> Scene | None:
     try:
         rest = rest[first.end() :]
         if not rest:
-            return Scene((_read_group(first),))
+            return Scene((_parse_group(first),))
         # The longest phrase first: "on the left of" ends in "left of".
         for phrase in sorted(_RELATION_OF, key=len, reverse=True):
             if rest.startswith(f" {phrase} "):
                 second = _GROUP.fullmatch(rest, len(phrase) + 2)
-                return second and Scene((_read_group(first), _read_group(second)), _RELATION_OF[phrase])
-    except UserError:  # well-formed words that say an impossible scene: "a red fox", "four cats and a dog"
+                return second and Scene((_parse_group(first), _parse_group(second)), _RELATION_OF[phrase])
+    except UserError:  # well-formed, but an impossible scene: "a red fox", "four cats and a dog"
         return None
     return None
 
 
-def _read_group(match: re.Match[str]) -> ObjectGroup:
+def _parse_group(match: re.Match[str]) -> ObjectGroup:
     kind, count = _KIND_OF[match["kind"]], _COUNT_OF[match["count"]]
     agrees = match["kind"] == (kind if count == 1 else KINDS[kind])
     if not agrees:

@@ -1,71 +1,78 @@
-"""Scenes to pixels: where each thing stands, and the 64 x 64 picture of it."""
+"""Scenes to pixels: the positions of the objects and the 64 x 64 image."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from triptych.scenes.grammar import Scene
-from triptych.scenes.sprites import SIZE, Look, sprites
+from triptych.scenes.grammar import Appearance, Scene
+from triptych.scenes.sprites import SPRITE_SIZE, sprites
 
-PICTURE = 64
-PLOT = 32  # what a thing has to itself; with the margin around it, two squares side by side do not look like one thing
-STEP = 16  # plots lie on the lattice of the image tokenizer's codes: see docs/decisions/0011
-_MARGIN = (PLOT - SIZE) // 2
+IMAGE_SIZE = 64
+BOX_SIZE = 32  # area reserved for one object; its margin keeps two adjacent squares from looking like one object
+GRID_STEP = 16  # boxes start at multiples of this, the patch size of the demo image tokenizer: docs/decisions/0011
+_MARGIN = (BOX_SIZE - SPRITE_SIZE) // 2
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A thing and its upper left corner in pixels."""
+class PlacedObject:
+    """An object and the upper left corner of its sprite in pixels."""
 
-    look: Look
+    appearance: Appearance
     x: int
     y: int
 
     @property
-    def plot(self) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom in pixels of what the thing has to itself."""
+    def box(self) -> tuple[int, int, int, int]:
+        """Left, top, right, bottom in pixels of the area reserved for the object."""
         left, top = self.x - _MARGIN, self.y - _MARGIN
-        return left, top, left + PLOT, top + PLOT
+        return left, top, left + BOX_SIZE, top + BOX_SIZE
 
     @property
     def centre(self) -> tuple[float, float]:
-        return self.x + SIZE / 2, self.y + SIZE / 2
+        return self.x + SPRITE_SIZE / 2, self.y + SPRITE_SIZE / 2
 
 
-def place(scene: Scene, rng: np.random.Generator) -> list[Placed]:
-    """Choose a place for every thing: a lone one anywhere, several in quarters; only related groups face each other."""
-    looks = [(group.kind, group.colour) for group in scene.groups for _ in range(group.count)]
-    if len(looks) == 1:
-        corners = [STEP * rng.integers((PICTURE - PLOT) // STEP + 1, size=2)]
+def place(scene: Scene, rng: np.random.Generator) -> list[PlacedObject]:
+    """Choose random positions for the objects of a scene.
+
+    A single object is anywhere on the grid. Several objects are in different quarters of the image; two groups are
+    opposite each other only if they have a relation.
+    """
+    appearances = [group.appearance for group in scene.groups for _ in range(group.count)]
+    if len(appearances) == 1:
+        corners = [GRID_STEP * rng.integers((IMAGE_SIZE - BOX_SIZE) // GRID_STEP + 1, size=2)]
     elif scene.relation:
-        corners = [PLOT * np.array(cell) for cell in _facing_cells(scene, rng)]
+        corners = [BOX_SIZE * np.array(cell) for cell in _opposite_cells(scene, rng)]
     else:
-        corners = [PLOT * np.array(cell) for cell in _scattered_cells(scene, rng)]
-    return [Placed(look, int(x) + _MARGIN, int(y) + _MARGIN) for look, (x, y) in zip(looks, corners)]
+        corners = [BOX_SIZE * np.array(cell) for cell in _unrelated_cells(scene, rng)]
+    return [
+        PlacedObject(appearance, int(x) + _MARGIN, int(y) + _MARGIN) for appearance, (x, y) in zip(appearances, corners)
+    ]
 
 
-def _scattered_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Cells (column, row) for things without a relation: two groups do not face each other.
+def _unrelated_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Cells (column, row) for objects without a relation: two groups are never opposite each other.
 
-    So a picture tells whether a relation is meant, and there is one right thing to say about it.
+    So the image shows whether the scene has a relation, and there is one right caption.
     """
     while True:
         cells = [divmod(int(cell), 2) for cell in rng.permutation(4)[: sum(group.count for group in scene.groups)]]
         first = scene.groups[0].count
-        if not _face_each_other(cells[:first], cells[first:]):
+        if not _are_opposite(cells[:first], cells[first:]):
             return cells
 
 
-def _face_each_other(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> bool:
-    """Whether two groups stand on different sides along one direction, and not, diagonally, along both."""
+def _are_opposite(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> bool:
+    """Whether two groups are on different sides along exactly one axis; along both, they are diagonal."""
     return sum(not {cell[axis] for cell in some} & {cell[axis] for cell in others} for axis in (0, 1)) == 1
 
 
-def _facing_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Cells (column, row) for two groups: across the picture along the relation, and facing each other.
+def _opposite_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Cells (column, row) for two groups on opposite sides of the image, along the axis of their relation.
 
-    Along the other direction one thing stands opposite the other, never diagonally: "left of" must not also be "above".
+    Along the other axis, single objects share a row or column and are never diagonal: "left of" must not also be
+    "above".
     """
     first_side = 0 if scene.relation in ("left of", "above") else 1
     lone_place = int(rng.integers(2))
@@ -76,16 +83,16 @@ def _facing_cells(scene: Scene, rng: np.random.Generator) -> list[tuple[int, int
     return cells
 
 
-def draw(things: list[Placed]) -> Image.Image:
-    """Paint the things on white."""
-    pixels = np.ones((PICTURE, PICTURE, 3), dtype=np.float32)
-    for thing in things:
-        sprite = sprites()[thing.look]
-        area = pixels[thing.y : thing.y + SIZE, thing.x : thing.x + SIZE]
+def draw(objects: list[PlacedObject]) -> Image.Image:
+    """Draw the objects on a white background."""
+    pixels = np.ones((IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.float32)
+    for item in objects:
+        sprite = sprites()[item.appearance]
+        area = pixels[item.y : item.y + SPRITE_SIZE, item.x : item.x + SPRITE_SIZE]
         area += sprite[..., 3:] * (sprite[..., :3] - area)
     return Image.fromarray(np.round(pixels * 255).astype(np.uint8))
 
 
-def picture(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    """A picture of the scene; which of its many is drawn by `rng`."""
+def scene_image(scene: Scene, rng: np.random.Generator) -> Image.Image:
+    """An image of the scene, with random positions."""
     return draw(place(scene, rng))

@@ -1,12 +1,13 @@
-"""The exact judge: reads a picture back into things and places, and says whether it shows a scene.
+"""The exact judge: detects the objects in an image and decides whether the image shows a scene.
 
-Reading is matching pursuit over the world's own sprites. A sprite T at some place explains the picture P better than
-white does by
+Detection is matching pursuit with the dataset's own sprites. A sprite T at some position explains the image P better
+than a white background does by
 
     gain = |1 - P|^2 - |T - P|^2 = 2 <1 - P, 1 - T> - |1 - T|^2        (over the sprite's 28 x 28 window)
 
-which is one correlation. The best sprite and place are taken, painted out, and the search goes on until nothing left
-looks like a thing. What remains and is too much to be blur counts as an unreadable thing, so that a smudge cannot pass.
+which is one correlation. The sprite and position with the largest gain are subtracted, and the search repeats until
+nothing left resembles an object. A residual that is too strong to be blur counts as an unknown object, so an image with
+a smudge never passes.
 """
 
 from collections import Counter
@@ -19,111 +20,104 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from triptych.scenes.grammar import CATEGORIES, INVERSE, Scene, parse
-from triptych.scenes.image import PICTURE, Placed
-from triptych.scenes.sprites import LOOKS, SIZE, sprites
+from triptych.scenes.grammar import CATEGORIES, Scene, parse
+from triptych.scenes.image import IMAGE_SIZE, PlacedObject
+from triptych.scenes.sprites import APPEARANCES, SPRITE_SIZE, sprites
 
-# B pictures, L looks, H x W places
+# B images, A appearances, H x W positions
 
-MAX_READ = 8  # more things than any scene has; a picture with more is wrong anyway
+MAX_DETECTIONS = 8  # more objects than any scene has
 MIN_QUALITY = 0.5  # share of a sprite's own contrast that must be explained: 1 is pixel-perfect, 0 is plain white
-SMUDGE = 0.5  # unexplained contrast, in units of the faintest sprite's, that counts as a thing nobody can name
-APART = SIZE / 2  # how far apart centres must be for "left of" and the like
+MAX_RESIDUAL = 0.5  # unexplained contrast above this is an unknown object; unit: contrast of the faintest sprite
+MIN_SEPARATION = SPRITE_SIZE / 2  # distance in pixels between centres for "left of", "above" etc. to hold
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What the judge sees in a picture."""
+class Detection:
+    """What the judge sees in an image."""
 
-    things: tuple[Placed, ...]
-    smudged: bool
-    """Whether there is something else that is no known thing."""
+    objects: tuple[PlacedObject, ...]
+    has_residual: bool
+    """Whether the image shows something that is not a known object."""
 
     @property
-    def looks(self) -> Counter:
-        return Counter(thing.look for thing in self.things)
+    def appearances(self) -> Counter:
+        return Counter(item.appearance for item in self.objects)
 
 
 @cache
 def _templates() -> tuple[torch.Tensor, torch.Tensor]:
-    """Every look's difference from white [L, 3, 28, 28], and its energy [L]."""
-    contrast = np.stack([sprites()[look][..., 3:] * (1 - sprites()[look][..., :3]) for look in LOOKS])
+    """Difference of every sprite from white [A, 3, 28, 28], and its energy [A]."""
+    all_sprites = [sprites()[appearance] for appearance in APPEARANCES]
+    contrast = np.stack([sprite[..., 3:] * (1 - sprite[..., :3]) for sprite in all_sprites])
     templates = torch.from_numpy(contrast).movedim(-1, 1).contiguous()
     return templates, templates.square().sum((1, 2, 3))
 
 
 @torch.no_grad()
-def read(pictures: Sequence[Image.Image]) -> list[Reading]:
-    """Read pictures of 64 x 64 pixels."""
+def detect(images: Sequence[Image.Image]) -> list[Detection]:
+    """Find the objects in images; other sizes than 64 x 64 are resized."""
     templates, energy = _templates()
-    pixels = np.stack([np.asarray(picture.convert("RGB").resize((PICTURE, PICTURE))) for picture in pictures])
+    pixels = np.stack([np.asarray(image.convert("RGB").resize((IMAGE_SIZE, IMAGE_SIZE))) for image in images])
     contrast_BCHW = 1 - torch.from_numpy(pixels).movedim(-1, 1).float() / 255
-    found: list[list[Placed]] = [[] for _ in pictures]
-    active = torch.arange(len(pictures))
-    for _ in range(MAX_READ):
+    objects: list[list[PlacedObject]] = [[] for _ in images]
+    active = torch.arange(len(images))
+    for _ in range(MAX_DETECTIONS):
         if not len(active):
             break
-        overlap_BLHW = F.conv2d(contrast_BCHW[active], templates)
-        gain_BLHW = 2 * overlap_BLHW - energy[:, None, None]
-        gain, place = gain_BLHW.flatten(1).max(1)
-        places = gain_BLHW.shape[3]
-        look = place // (places * places)
-        y, x = (place // places) % places, place % places
-        # A sprite may explain a strange blob a little: it must explain most of its own contrast to be seen there.
-        good = gain / energy[look] >= MIN_QUALITY
-        for picture, number, row, column in zip(active[good], look[good], y[good], x[good]):
-            found[picture].append(Placed(LOOKS[number], int(column), int(row)))
-            contrast_BCHW[picture, :, row : row + SIZE, column : column + SIZE] -= templates[number]
-        active = active[good]
-    leftover = F.avg_pool2d(contrast_BCHW.square().sum(1, keepdim=True), SIZE, stride=4, divisor_override=1)
-    smudged = (leftover.flatten(1) > SMUDGE * energy.min()).any(1)
-    return [Reading(tuple(things), bool(smudge)) for things, smudge in zip(found, smudged)]
+        overlap_BAHW = F.conv2d(contrast_BCHW[active], templates)
+        gain_BAHW = 2 * overlap_BAHW - energy[:, None, None]
+        gain, flat_index = gain_BAHW.flatten(1).max(1)
+        side = gain_BAHW.shape[3]
+        number = flat_index // (side * side)
+        y, x = (flat_index // side) % side, flat_index % side
+        # A sprite may explain an unknown blob a little. To be detected, it must explain most of its own contrast.
+        is_good = gain / energy[number] >= MIN_QUALITY
+        for image, sprite, row, column in zip(active[is_good], number[is_good], y[is_good], x[is_good]):
+            objects[image].append(PlacedObject(APPEARANCES[sprite], int(column), int(row)))
+            contrast_BCHW[image, :, row : row + SPRITE_SIZE, column : column + SPRITE_SIZE] -= templates[sprite]
+        active = active[is_good]
+    residual = F.avg_pool2d(contrast_BCHW.square().sum(1, keepdim=True), SPRITE_SIZE, stride=4, divisor_override=1)
+    has_residual = (residual.flatten(1) > MAX_RESIDUAL * energy.min()).any(1)
+    return [Detection(tuple(items), bool(rest)) for items, rest in zip(objects, has_residual)]
 
 
-def shows(reading: Reading, scene: Scene) -> bool:
-    """Whether a picture shows exactly the scene: its things, no others, in its relation."""
-    wanted = Counter({(group.kind, group.colour): group.count for group in scene.groups})
-    return not reading.smudged and reading.looks == wanted and relation_holds(reading.things, scene)
+def matches(detection: Detection, scene: Scene) -> bool:
+    """Whether an image shows exactly the scene: its objects, no others, in its relation."""
+    expected = Counter({group.appearance: group.count for group in scene.groups})
+    return not detection.has_residual and detection.appearances == expected and relation_holds(detection.objects, scene)
 
 
-def relation_holds(things: Sequence[Placed], scene: Scene) -> bool:
-    """Whether every thing of the first group stands as the relation says from every thing of the second."""
+def relation_holds(objects: Sequence[PlacedObject], scene: Scene) -> bool:
+    """Whether the relation holds between every object of the first group and every object of the second."""
     if scene.relation is None:
         return True
-    first, second = ([t for t in things if t.look == (group.kind, group.colour)] for group in scene.groups)
+    first, second = ([item for item in objects if item.appearance == group.appearance] for group in scene.groups)
     axis = 0 if scene.relation in ("left of", "right of") else 1
     sign = 1 if scene.relation in ("left of", "above") else -1
     return bool(first and second) and all(
-        sign * (there.centre[axis] - here.centre[axis]) >= APART for here in first for there in second
+        sign * (there.centre[axis] - here.centre[axis]) >= MIN_SEPARATION for here in first for there in second
     )
 
 
-def describes(text: str, things: Sequence[Placed]) -> bool:
-    """Whether a caption is in the grammar, names exactly these things, and says nothing false about their places."""
+def caption_is_true(text: str, objects: Sequence[PlacedObject]) -> bool:
+    """Whether a caption is in the grammar, names exactly these objects, and claims no false relation."""
     scene = parse(text)
-    return scene is not None and shows(Reading(tuple(things), False), scene)
+    return scene is not None and matches(Detection(tuple(objects), has_residual=False), scene)
 
 
-def tells(text: str, scene: Scene, things: Sequence[Placed]) -> bool:
-    """Whether a caption describes the picture of a scene and, if that has a relation, does not leave it out."""
-    said = parse(text)
-    return said is not None and describes(text, things) and (not scene.relation or said.relation is not None)
+def caption_is_right(text: str, scene: Scene, objects: Sequence[PlacedObject]) -> bool:
+    """Whether a caption of the image of a scene is true and, if the scene has a relation, states one."""
+    parsed = parse(text)
+    return parsed is not None and caption_is_true(text, objects) and (not scene.relation or parsed.relation is not None)
 
 
-def same_scene(said: Scene | None, meant: Scene) -> bool:
-    """Whether two scenes say the same, whichever group is named first."""
-    if said is None:
-        return False
-    swapped = Scene(said.groups[::-1], INVERSE[said.relation] if said.relation else None)
-    return meant in (said, swapped)
-
-
-def score(pictures: Sequence[Image.Image], scenes: Sequence[Scene]) -> dict[str, float]:
-    """Share of pictures that show their scene, for each of the six categories and overall (their mean, as GenEval)."""
+def score_images(images: Sequence[Image.Image], scenes: Sequence[Scene]) -> dict[str, float]:
+    """Share of images that show their scene, by category, and "overall": the mean over categories, as in GenEval."""
     right: dict[str, list[bool]] = {category: [] for category in CATEGORIES}
     for start in range(0, len(scenes), 64):
         batch = slice(start, start + 64)
-        for reading, scene in zip(read(pictures[batch]), scenes[batch]):
-            right[scene.category].append(shows(reading, scene))
+        for detection, scene in zip(detect(images[batch]), scenes[batch]):
+            right[scene.category].append(matches(detection, scene))
     scores = {category: float(np.mean(answers)) for category, answers in right.items() if answers}
     return scores | {"overall": float(np.mean(list(scores.values())))}

@@ -1,7 +1,7 @@
-"""The embedded world as data sets ready to train on: written as ordinary files, then tokenized like anyone's data.
+"""The toy dataset, ready to train on: written as ordinary files, then tokenized like user data.
 
 FOLDER/raw/SPLIT/TASK/...      the files; deleted at the end
-FOLDER/SPLIT/TASK/             the data sets
+FOLDER/SPLIT/TASK/             the tokenized datasets
 """
 
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.data.shards import MANIFEST, Manifest
-from triptych.data.tokenize import TokenizeSettings, tokenize
+from triptych.data.tokenize import TokenizeConfig, build_dataset
 from triptych.errors import UserError
 from triptych.scenes.write import write_scenes
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -20,22 +20,22 @@ from triptych.vocab import Task
 
 def make_scenes(
     folder: Path,
-    samples: dict[Task, int],
-    validation: int,
+    num_samples: dict[Task, int],
+    num_validation: int,
     *,
     workers: int,
     tokenizers: str = "scenes",
-    renew: bool = False,
+    overwrite: bool = False,
     report: Callable[[str], None],
     progress: Any = None,
 ) -> None:
-    """Make the data sets of both splits. Run again after a stop, it goes on; what is complete is left alone.
+    """Make the datasets of the training and validation split. After a stop, the same call resumes.
 
-    What is complete but not what is asked for is an error, before anything is made. With `renew` it is made anew
-    instead, and so is what a stop left unfinished.
+    Complete datasets are kept. A complete dataset with other samples or tokenizers is an error, raised before anything
+    is written; with `overwrite`, it is replaced, and so are unfinished ones.
     """
-    counts = {("train", task): count for task, count in samples.items() if count}
-    counts |= {("validation", task): validation for task in samples if validation}
+    counts = {("train", task): count for task, count in num_samples.items() if count}
+    counts |= {("validation", task): num_validation for task in num_samples if num_validation}
     bundle = TokenizerBundle.load(tokenizers)
     complete = set()
     for (split, task), count in counts.items():
@@ -46,37 +46,37 @@ def make_scenes(
         difference = _difference(manifest, count, bundle)
         if not difference:
             complete.add((split, task))
-            report(f"{split}, {task.label}: is there already, {manifest.num_samples:,} samples")
-        elif not renew:
-            raise UserError(f"{out} {difference}. Delete that folder or name another one.")
+            report(f"{split}, {task.label}: exists already, {manifest.num_samples:,} samples")
+        elif not overwrite:
+            raise UserError(f"{out} {difference}. Delete that folder or choose another one.")
     raw = folder / "raw"
-    if renew:
+    if overwrite:
         shutil.rmtree(raw, ignore_errors=True)
     for (split, task), count in counts.items():
         if (split, task) in complete:
             continue
-        done = 0
-        for new in write_scenes(raw, split, [task], count, 0, max(1, workers)):
-            done += new
-            report(f"{split}, {task.label}: {done:,} of {count:,} written")
+        num_written = 0
+        for in_file in write_scenes(raw, split, [task], count, 0, max(1, workers)):
+            num_written += in_file
+            report(f"{split}, {task.label}: {num_written:,} of {count:,} written")
         ending = "jsonl" if task == Task.TEXT else "tar"
         inputs = tuple(str(path) for path in sorted((raw / split / task.label).glob(f"*.{ending}")))
-        settings = TokenizeSettings(inputs=inputs, tokenizers=tokenizers)
+        config = TokenizeConfig(inputs=inputs, tokenizers=tokenizers)
         out = folder / split / task.label
-        manifest = tokenize(settings, out=str(out), workers=workers, overwrite=renew, progress=progress)
+        manifest = build_dataset(config, out, workers=workers, overwrite=overwrite, progress=progress)
         report(f"{split}, {task.label}: {manifest.num_samples:,} samples, {manifest.num_tokens:,} tokens")
     shutil.rmtree(raw, ignore_errors=True)
 
 
 def _difference(manifest: Manifest, count: int, bundle: TokenizerBundle) -> str:
-    """How a data set is not what is asked for; nothing if it is."""
-    found = manifest.num_samples + manifest.bad_samples
-    if found != count:
-        return f"holds {found:,} samples, not {count:,} as asked"
+    """How a dataset differs from what the call requests; empty if it does not."""
+    num_samples = manifest.num_samples + manifest.bad_samples
+    if num_samples != count:
+        return f"holds {num_samples:,} samples, but {count:,} are requested"
     for name, fingerprint in manifest.tokenizers.items():
-        asked = bundle.fingerprints.get(name, "none")
-        if asked != fingerprint:
-            return f"was made with the {name} tokenizer {fingerprint[:12]}, not with {asked[:12]} as asked"
+        requested = bundle.fingerprints.get(name, "none")
+        if requested != fingerprint:
+            return f"was made with the {name} tokenizer {fingerprint[:12]}, but {requested[:12]} is requested"
     if manifest.vocabulary != asdict(bundle.vocabulary):
-        return f"has the vocabulary {manifest.vocabulary}, not {asdict(bundle.vocabulary)} as asked"
+        return f"has the vocabulary {manifest.vocabulary}, but {asdict(bundle.vocabulary)} is requested"
     return ""

@@ -1,4 +1,4 @@
-"""Captions to speech: the voice of `hibari-tts` (Apache-2.0), part by part, each on the lattice of the codes."""
+"""Captions to speech with `hibari-tts` (Apache-2.0). Each part of a caption fills whole frames of the tokenizer."""
 
 from functools import cache
 from typing import Any
@@ -9,44 +9,44 @@ from triptych.errors import require
 from triptych.scenes.grammar import spoken_parts
 from triptych.utils.media import Audio
 
-FRAME = 0.04  # seconds, of the embedded audio tokenizer: see docs/decisions/0013 on why parts fill whole frames
-LONGEST_REST = 5  # frames of quiet at the end
-_QUIET = 0.003  # loudness (root mean square over 10 ms) below which nothing is said
-_MARGIN = 0.02  # seconds of quiet kept before and after: half a window of the tokenizer
+FRAME_SECONDS = 0.04  # of the demo audio tokenizer; docs/decisions/0013 explains why parts fill whole frames
+MAX_TRAILING_FRAMES = 5  # of silence at the end
+_SILENCE_RMS = 0.003  # root mean square over 10 ms below which audio is silence
+_MARGIN = 0.02  # seconds of silence kept before and after speech: half a window of the tokenizer
 
 
 @cache
-def _voice() -> Any:
-    return require("hibari", "data", "making speech").Hibari()
+def _tts() -> Any:
+    return require("hibari", "data", "speech synthesis").Hibari()
 
 
-def speak(text: str, rng: np.random.Generator) -> Audio:
-    """Read a sentence aloud; how long the quiet at its end is, is drawn from `rng`."""
-    parts = [_say(part) for part in spoken_parts(text)]
-    rate = _voice().sample_rate
-    rest = np.zeros(int(rng.integers(LONGEST_REST + 1)) * _frame(rate), np.float32)
-    return Audio(np.concatenate([*parts, rest]), rate)
+def synthesize(text: str, rng: np.random.Generator) -> Audio:
+    """Speak a sentence; `rng` draws the length of the silence at its end."""
+    parts = [_speak_part(part) for part in spoken_parts(text)]
+    rate = _tts().sample_rate
+    silence = np.zeros(int(rng.integers(MAX_TRAILING_FRAMES + 1)) * _samples_per_frame(rate), np.float32)
+    return Audio(np.concatenate([*parts, silence]), rate)
 
 
 @cache
-def _say(part: str) -> np.ndarray:
-    """A part of a sentence, with the tune of one that goes on, in whole frames."""
-    rate = _voice().sample_rate
-    samples = trim(Audio(_voice()(part.capitalize() + ",", seed=0), rate)).samples
-    missing = -len(samples) % _frame(rate)
+def _speak_part(part: str) -> np.ndarray:
+    """One part of a sentence, padded to whole frames. The comma gives it the intonation of an unfinished sentence."""
+    rate = _tts().sample_rate
+    samples = trim_silence(Audio(_tts()(part.capitalize() + ",", seed=0), rate)).samples
+    missing = -len(samples) % _samples_per_frame(rate)
     return np.pad(samples, (missing // 2, missing - missing // 2))
 
 
-def _frame(rate: int) -> int:
-    return round(FRAME * rate)
+def _samples_per_frame(rate: int) -> int:
+    return round(FRAME_SECONDS * rate)
 
 
-def trim(sound: Audio) -> Audio:
-    """Cut the quiet before and after speech, which the voice has half a second of: tokens are for what is said."""
-    frame = sound.rate // 100
-    frames = sound.samples[: len(sound.samples) // frame * frame].reshape(-1, frame)
-    loud = np.flatnonzero(np.sqrt(np.square(frames).mean(1)) > _QUIET)
+def trim_silence(audio: Audio) -> Audio:
+    """Cut the silence before and after speech; the synthesizer adds about half a second of it."""
+    frame = audio.sample_rate // 100
+    frames = audio.samples[: len(audio.samples) // frame * frame].reshape(-1, frame)
+    loud = np.flatnonzero(np.sqrt(np.square(frames).mean(1)) > _SILENCE_RMS)
     if not len(loud):
-        return sound
-    margin = int(_MARGIN * sound.rate)
-    return Audio(sound.samples[max(0, loud[0] * frame - margin) : (loud[-1] + 1) * frame + margin], sound.rate)
+        return audio
+    margin = int(_MARGIN * audio.sample_rate)
+    return Audio(audio.samples[max(0, loud[0] * frame - margin) : (loud[-1] + 1) * frame + margin], audio.sample_rate)

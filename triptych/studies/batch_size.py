@@ -1,12 +1,12 @@
-"""Batch sizes at a fixed number of tokens: with the rule, where a run ends does not depend on them, up to a point.
+"""Batch size at a fixed number of tokens: with the batch-size rule, the final loss is constant up to a critical size.
 
-Three ways to train with another batch size than the base's:
+Three ways to set hyperparameters for a batch size other than the proxy's:
 
-    none        all hyperparameters as at the base
-    no decay    the rule as the paper prints it: learning rate, betas and epsilon follow kappa, weight decay does not
-    sde         the rule with weight decay
+    none        keep all hyperparameters of the proxy
+    no decay    the rule as the paper prints it: learning rate, betas and epsilon scale with kappa, not weight decay
+    sde         the rule including weight decay
 
-The point is the critical batch size: beyond it there are too few steps for the equation to be followed.
+Beyond the critical batch size there are too few steps to follow the stochastic differential equation of the rule.
 """
 
 import argparse
@@ -17,25 +17,38 @@ from typing import Any
 
 import numpy as np
 
-from triptych.cli.args import positive, whole_number, whole_numbers
+from triptych.cli.args import positive_float, positive_int, positive_ints
 from triptych.errors import UserError
-from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, member
+from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, scaled_proxy
 from triptych.scaling.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
-from triptych.studies.base import Study, StudyRecords, grid
+from triptych.studies.base import Study, StudyRecords, grid_study
 from triptych.studies.in_memory import train_in_memory
+from triptych.studies.table_runs import pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.utils.plotting import pyplot, save
 from triptych.utils.trials import Trial
 
 WAYS = ("none", "no decay", "sde")
-DELTAS = (0.01, 0.1)  # how far exp(loss) may rise; the second is what seeds let one see, and what spreads are taken to
+DELTAS = (0.01, 0.1)  # rises of exp(loss) that define the critical size; noise between seeds resolves only the second
 
 
-def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batches", type=whole_numbers, default=[2, 4, 8, 16, 32, 64, 128, 256], metavar="N,N")
-    parser.add_argument("--tokens", type=positive, default=2.0, help="of every run, in units of the base's")
-    parser.add_argument("--seeds", type=whole_number, default=2)
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batches",
+        type=positive_ints,
+        default=[2, 4, 8, 16, 32, 64, 128, 256],
+        metavar="N,N",
+        help="batch sizes, in sequences (default: 2,4,...,256)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=positive_float,
+        default=2.0,
+        metavar="X",
+        help="tokens per run, as a multiple of the proxy's (default: 2)",
+    )
+    parser.add_argument("--seeds", type=positive_int, default=2, metavar="N", help="seeds per setting (default: 2)")
 
 
 def trials(args: argparse.Namespace) -> list[Trial]:
@@ -51,12 +64,12 @@ def trials(args: argparse.Namespace) -> list[Trial]:
 
 
 def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
-    asked = trial.settings
-    config = member(run, batch=asked["batch"], tokens=asked["tokens"], seed=asked["seed"])
-    # The horizon's share of kappa is everyone's, so that all ways are one at the base's batch.
-    kappa = member(run, batch=BASE_BATCH, tokens=asked["tokens"]).resolved.kappa
+    settings = trial.settings
+    config = scaled_proxy(run, batch=settings["batch"], tokens=settings["tokens"], seed=settings["seed"])
+    # The part of kappa due to the number of tokens applies to all ways, so that they agree at the proxy's batch size.
+    kappa = scaled_proxy(run, batch=BASE_BATCH, tokens=settings["tokens"]).resolved.kappa
     values = config.optimizer
-    if asked["way"] == "none":
+    if settings["way"] == "none":
         config = replace(
             config,
             transfer=replace(config.transfer, base_batch=None, base_steps=None),
@@ -70,7 +83,7 @@ def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str
                 clip=None if values.clip is None else values.clip * kappa**-0.5,
             ),
         )
-    elif asked["way"] == "no decay":
+    elif settings["way"] == "no decay":
         config = replace(
             config,
             transfer=replace(config.transfer, scales_decay=False),
@@ -80,12 +93,12 @@ def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str
 
 
 def losses(records: StudyRecords, way: str) -> dict[int, list[float]]:
-    """By batch size, of all seeds."""
-    found: dict[int, list[float]] = {}
+    """Losses of all seeds by batch size; infinite where a run diverged."""
+    by_batch: dict[int, list[float]] = {}
     for record in records:
         if record["way"] == way:
-            found.setdefault(record["batch"], []).append(math.inf if record["loss"] is None else record["loss"])
-    return dict(sorted(found.items()))
+            by_batch.setdefault(record["batch"], []).append(math.inf if record["loss"] is None else record["loss"])
+    return dict(sorted(by_batch.items()))
 
 
 def spread(by_batch: dict[int, list[float]], largest: float) -> float:
@@ -95,42 +108,39 @@ def spread(by_batch: dict[int, list[float]], largest: float) -> float:
 
 
 def seed_std(records: StudyRecords) -> float:
-    """How much a loss changes with the seed, with the rule: pooled over batches, without runs that diverged."""
-    groups = losses(records, "sde").values()
-    finite = [values for values in groups if len(values) > 1 and all(map(math.isfinite, values))]
-    freedom = sum(len(values) - 1 for values in finite)
-    return math.sqrt(sum(float(np.var(values)) * len(values) for values in finite) / freedom) if freedom else math.nan
+    """Standard deviation of the loss over seeds under the rule, pooled over batch sizes; NaN with one seed."""
+    return pooled_std(list(losses(records, "sde").values())) or math.nan
 
 
 def _critical(records: StudyRecords, delta: float) -> CriticalBatch:
-    mine = [record for record in records if record["way"] == "sde" and record["loss"] is not None]
-    if not mine:
-        raise UserError("no run with the rule has ended well: there is no critical batch size to find yet.")
-    sequences, noise = mine[0]["tokens"] * BASE_BATCH * BASE_STEPS, seed_std(records)
-    steps, nats = [record["num_steps"] for record in mine], [record["loss"] for record in mine]
+    finished = [record for record in records if record["way"] == "sde" and record["loss"] is not None]
+    if not finished:
+        raise UserError("no run with the rule has a finite loss yet, so there is no critical batch size.")
+    sequences, noise = finished[0]["tokens"] * BASE_BATCH * BASE_STEPS, seed_std(records)
+    steps, nats = [record["num_steps"] for record in finished], [record["loss"] for record in finished]
     return bootstrap(sequences, steps, nats, delta, huber=noise if noise > 0 else HUBER_NATS)
 
 
 def _findings(records: StudyRecords) -> list[str]:
-    found = [f"critical batch size at {delta:.0%}, in sequences: {_critical(records, delta)}" for delta in DELTAS]
+    lines = [f"critical batch size at {delta:.0%}, in sequences: {_critical(records, delta)}" for delta in DELTAS]
     critical = _critical(records, DELTAS[-1])
     largest, up_to = math.inf, "all batch sizes"
     if critical.is_bracketed:
         largest, up_to = critical.value, f"batch sizes up to {critical.value:.3g}"
     noise = seed_std(records)
-    found.append(f"with the rule, a loss changes by {noise:.4f} (standard deviation) with the seed")
+    lines.append(f"standard deviation of the loss over seeds, with the rule: {noise:.4f}")
     for way in WAYS:
         by_batch = losses(records, way)
         means = ", ".join(f"{batch}: {np.mean(values):.4f}" for batch, values in by_batch.items())
-        found.append(f"{way}: spread {spread(by_batch, largest):.4f} over {up_to} ({means})")
-    return found
+        lines.append(f"{way}: spread of the mean losses {spread(by_batch, largest):.4f} over {up_to} ({means})")
+    return lines
 
 
 def _draw(records: StudyRecords, path: Path) -> None:
     plt = pyplot()
     figure, panel = plt.subplots(figsize=(5.6, 3.6))
     names = {
-        "none": "hyperparameters of the base",
+        "none": "hyperparameters of the proxy",
         "no decay": "rule without weight decay",
         "sde": "rule with weight decay",
     }
@@ -148,10 +158,12 @@ def _draw(records: StudyRecords, path: Path) -> None:
     panel.set_xlim(min(losses(records, "sde")) / 1.3, max(losses(records, "sde")) * 1.3)
     finite = [record["loss"] for record in records if record["loss"] is not None]
     panel.set_ylim(min(finite) * 0.97, min(max(finite), 1.6 * min(finite)))
-    panel.set_xlabel("sequences in a batch, the same number in all")
-    panel.set_ylabel("held-out nats per token")
+    panel.set_xlabel("batch size in sequences, at a fixed number of tokens")
+    panel.set_ylabel("validation loss, nats per token")
     panel.legend()
     save(figure, path)
 
 
-STUDY = Study(_describe, grid(trials, run_trial), _findings, _draw, fixed=lambda args: {"tokens": args.tokens})
+STUDY = Study(
+    _add_arguments, grid_study(trials, run_trial), _findings, _draw, fixed_options=lambda args: {"tokens": args.tokens}
+)

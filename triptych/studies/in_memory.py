@@ -1,4 +1,4 @@
-"""A run without files: trains in memory and says where it ended. What studies are made of."""
+"""A training run without files: trains in memory and returns the final losses. Studies are made of these."""
 
 import math
 import time
@@ -14,32 +14,33 @@ from triptych.training.config import RunConfig
 from triptych.training.step import build_model, build_optimizer, train_step
 from triptych.training.validate import Validator, overall
 
-_LAST = 0.1  # share of the run whose training loss is averaged
-_POINTS = 40  # of a training curve, at most
+_FINAL_SHARE = 0.1  # share of the steps whose training loss is averaged
+_MAX_POINTS = 40  # of a training curve
 
 
 @dataclass(frozen=True)
 class Outcome:
-    held_out: dict[str, float] = field(default_factory=dict)
-    """Nats per token by term, as in validation, and over all tokens of whole sequences."""
+    validation: dict[str, float] = field(default_factory=dict)
+    """Validation nats per token by term, and under "all" over all tokens of complete sequences."""
     train_loss: float = math.nan
     """Mean over the last tenth of the steps."""
     diverged: bool = False
     tokens: int = 0
+    """Tokens seen in training."""
     curve: list[tuple[int, float]] = field(default_factory=list)
-    """Tokens seen and the mean training loss since the point before, at tokens that grow evenly on a log scale."""
+    """Tokens seen, and mean training loss since the previous point; points are evenly spaced in log steps."""
     seconds: float = 0.0
 
     @property
     def loss(self) -> float:
-        """Held-out nats per token of whole sequences, infinite if the run diverged."""
-        return math.inf if self.diverged else self.held_out["all"]
+        """Validation nats per token of complete sequences; infinite if the run diverged."""
+        return math.inf if self.diverged else self.validation["all"]
 
     @property
     def as_json(self) -> dict[str, Any]:
         return {
             "loss": None if math.isinf(self.loss) else self.loss,
-            "held_out": self.held_out,
+            "held_out": self.validation,
             "train_loss": None if math.isnan(self.train_loss) else self.train_loss,
             "diverged": self.diverged,
             "tokens_seen": self.tokens,
@@ -47,8 +48,8 @@ class Outcome:
 
 
 def train_in_memory(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
-    """Train a run from its beginning to its end. Numbers that are not finite end it: it diverged."""
-    began = time.monotonic()
+    """Train a run from start to end on the CPU. It counts as diverged at the first number that is not finite."""
+    started = time.monotonic()
     device = torch.device("cpu")
     model = build_model(config, bundle.vocabulary)
     optimizer = build_optimizer(model, config.resolved)
@@ -60,17 +61,18 @@ def train_in_memory(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
             losses.append(sums.loss)
             seen.append(tokens)
             if sums.skipped or not math.isfinite(sums.loss):
-                return Outcome(diverged=True, tokens=tokens, seconds=time.monotonic() - began)
-    held_out = Validator(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
-    estimates = held_out.estimate(model, device)
-    found = {name: each.nats_per_token for name, each in estimates.items()}
-    found["all"] = overall(estimates)
-    last = losses[-max(1, round(_LAST * len(losses))) :]
-    diverged = not all(map(math.isfinite, found.values()))
-    return Outcome(found, float(np.mean(last)), diverged, tokens, _curve(seen, losses), time.monotonic() - began)
+                return Outcome(diverged=True, tokens=tokens, seconds=time.monotonic() - started)
+    validator = Validator(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
+    estimates = validator.estimate(model, device)
+    validation = {name: estimate.nats_per_token for name, estimate in estimates.items()}
+    validation["all"] = overall(estimates)
+    final = losses[-max(1, round(_FINAL_SHARE * len(losses))) :]
+    diverged = not all(map(math.isfinite, validation.values()))
+    seconds = time.monotonic() - started
+    return Outcome(validation, float(np.mean(final)), diverged, tokens, _curve(seen, losses), seconds)
 
 
 def _curve(seen: list[int], losses: list[float]) -> list[tuple[int, float]]:
-    ends = np.unique(np.geomspace(1, len(losses), _POINTS).round().astype(int))
-    begins = [0, *ends[:-1]]
-    return [(seen[end - 1], round(float(np.mean(losses[begin:end])), 5)) for begin, end in zip(begins, ends)]
+    ends = np.unique(np.geomspace(1, len(losses), _MAX_POINTS).round().astype(int))
+    starts = [0, *ends[:-1]]
+    return [(seen[end - 1], round(float(np.mean(losses[start:end])), 5)) for start, end in zip(starts, ends)]

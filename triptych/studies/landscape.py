@@ -1,13 +1,14 @@
-"""The loss over searched values: a Gaussian process through the trials, its optimum, and cuts through it as a figure.
+"""The loss as a function of the searched values: a Gaussian process fitted to the trials, its optimum, and a figure.
 
-Values are seen by their logarithms, standardised; the kernel is a Matern 5/2 with a length per value, and white noise
-for what seeds change. All it takes are the trials' records, so a figure can be drawn again without a search.
+Inputs are standardised logs of the values. The kernel is a Matern 5/2 with one length scale per value, plus white noise
+for the variation between seeds. Only the records are needed, so a figure can be redrawn without a search.
 
-Diverged trials are not left out: a fit that has never seen the cliff bends down towards it, for the best rates lie just
-before it. But a process is smooth, and ripples at the foot of a high wall: there it then finds an optimum that is none.
-So diverged trials, and finite losses above the `cap`, their median, count as the cap: it is bad there, and how bad is
-nobody's question. On a bowl with a cliff beside it (160 trials of 5 values, mean of 6 searches), the optimum found was
-0.15 above the true one with a cap at the quantile 0.9, and 0.002 with the median; the best trial was 0.07 above it.
+Diverged trials are kept, because the best learning rates are just below divergence: a fit without those trials would
+extrapolate downwards into the region that diverges. But a Gaussian process is smooth and oscillates next to a steep
+wall, which creates false optima. So diverged trials and losses above the `cap`, the median of the finite losses, count
+as the cap. On a bowl beside a cliff (160 trials of 5 values, mean of 6 searches), the loss at that optimum was 0.15
+above the true minimum with the cap at the 0.9 quantile and 0.002 above it with the median; the best trial was 0.07
+above it.
 """
 
 import math
@@ -21,12 +22,12 @@ import numpy as np
 from scipy import optimize, stats
 
 from triptych.errors import UserError
-from triptych.studies.search_global import NAMES, needed
+from triptych.studies.search_global import NAMES, require_hpo
 
 CAP_QUANTILE = 0.5
-_MOST_FOR_LENGTHS = 600  # trials that the kernel's lengths are fitted to; all are then interpolated
+_MAX_FOR_LENGTHS = 600  # trials that length scales are fitted to; the process is then conditioned on all trials
 _BAND = 1.96  # standard deviations
-_SHOWN = {
+_LABELS = {
     "lr": "learning rate",
     "alpha1": r"$1-\beta_1$",
     "alpha2": r"$1-\beta_2$",
@@ -38,31 +39,31 @@ _INK, _LINE, _STAR, _DIVERGED = "#333333", "#1f5f8b", "#d1495b", "#8d99ae"
 
 @dataclass(frozen=True)
 class Landscape:
-    """A fitted process over the box that the trials fill."""
+    """A Gaussian process fitted over the bounding box of the trials."""
 
     names: tuple[str, ...]
     points: np.ndarray
-    """Of the trials, as log10: trials x values."""
+    """log10 of the values: trials x values."""
     losses: np.ndarray
-    """As they were found; inf where a run diverged."""
+    """Losses of the trials; inf where a run diverged."""
     cap: float
-    """What higher losses count as."""
+    """Value that higher losses are replaced by."""
     optimum: dict[str, float]
-    """Where the predicted mean is lowest."""
+    """Values at which the predicted mean is lowest."""
     predicted: float
-    """The mean there: the lowest of many, so a little optimistic. What the values are worth, fresh runs say."""
+    """Predicted mean at the optimum; biased low, because it is a minimum. Fresh runs give an unbiased estimate."""
     uncertainty: float
-    """Standard deviation of that mean."""
+    """Standard deviation of the mean at the optimum."""
     noise: float
-    """Standard deviation of what the process calls noise. Less than what seeds change: capped losses have none."""
+    """Standard deviation of the white noise; less than that between seeds, because capped losses have none."""
     process: Any
 
     def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The mean loss at points (log10), and its standard deviation without the noise of a single run."""
+        """Mean loss at points (log10 of the values), and its standard deviation without the noise of a single run."""
         return _predict(self.process, self._scaled(points), self.noise)
 
     def distance(self, names_free: Sequence[str]) -> np.ndarray:
-        """How far each trial is from the cut through the optimum along these names, in lengths of the kernel."""
+        """Distance of each trial from the cut through the optimum along these names, in length scales."""
         lengths = self.process.kernel_.k1.k2.length_scale
         distance = (self._scaled(self.points) - self._scaled(self._star[None])) / lengths
         distance[:, [self.names.index(name) for name in names_free]] = 0.0
@@ -82,7 +83,7 @@ def _scaled(points: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 def _predict(process: Any, scaled: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
     mean, std = process.predict(scaled, return_std=True)
-    return mean, np.sqrt(np.maximum(std**2 - noise**2, 0.0))  # scikit-learn's has the kernel's white noise in it
+    return mean, np.sqrt(np.maximum(std**2 - noise**2, 0.0))  # scikit-learn's std includes the white noise
 
 
 def fit(
@@ -91,9 +92,9 @@ def fit(
     cap_quantile: float = CAP_QUANTILE,
     seed: int = 0,
 ) -> Landscape:
-    """A process through records, each with the searched values and a `loss` (None if the run diverged)."""
-    process_of = needed("sklearn.gaussian_process").GaussianProcessRegressor
-    kernels = needed("sklearn.gaussian_process.kernels")
+    """A process fitted to records, each with the searched values and a `loss` (None if the run diverged)."""
+    regressor = require_hpo("sklearn.gaussian_process").GaussianProcessRegressor
+    kernels = require_hpo("sklearn.gaussian_process.kernels")
     points, losses = _read(records, names)
     finite = np.isfinite(losses)
     if finite.sum() < 2 * len(names) + 2:
@@ -104,18 +105,18 @@ def fit(
     cap = float(np.quantile(losses[finite], cap_quantile))
     capped = np.minimum(losses, cap)
     if np.ptp(capped) == 0:
-        raise UserError(f"all trials below the cap have the same loss of {cap:g}: there is no landscape to fit.")
+        raise UserError(f"all trials below the cap have the same loss of {cap:g}, so there is no landscape to fit.")
     kernel = kernels.ConstantKernel(1.0, (1e-2, 1e2)) * kernels.Matern(
         np.ones(len(names)), (0.1, 100.0), nu=2.5
     ) + kernels.WhiteKernel(0.05, (1e-5, 1.0))
     scaled = _scaled(points, points)
     rng = np.random.default_rng(seed)
-    some = rng.permutation(len(points))[:_MOST_FOR_LENGTHS]
-    process = _quietly_fitted(
-        process_of(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=seed), scaled[some], capped[some]
+    subset = rng.permutation(len(points))[:_MAX_FOR_LENGTHS]
+    process = _fit_quietly(
+        regressor(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=seed), scaled[subset], capped[subset]
     )
-    if len(some) < len(points):
-        process = process_of(process.kernel_, optimizer=None, normalize_y=True).fit(scaled, capped)
+    if len(subset) < len(points):
+        process = regressor(process.kernel_, optimizer=None, normalize_y=True).fit(scaled, capped)
     star = _lowest(process, scaled, rng)
     noise = math.sqrt(process.kernel_.k2.noise_level) * float(capped.std())
     mean, std = _predict(process, star[None], noise)
@@ -140,7 +141,7 @@ def _read(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[n
     except KeyError as error:
         raise UserError(f"a record of a trial lacks {error}: it needs {', '.join(names)} and loss.") from error
     if not (points > 0).all():
-        raise UserError("searched values must be positive: the landscape is drawn over their logarithms.")
+        raise UserError("searched values must be positive, because the landscape uses their logs.")
     losses[np.isnan(losses)] = math.inf
     points = np.log10(points)
     for name, column in zip(names, points.T):
@@ -149,35 +150,35 @@ def _read(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[n
     return points, losses
 
 
-def _quietly_fitted(process: Any, points: np.ndarray, losses: np.ndarray) -> Any:
-    """A value that does not matter has a length at its upper bound, which is an answer and no reason for a warning."""
+def _fit_quietly(process: Any, points: np.ndarray, losses: np.ndarray) -> Any:
+    """Fit without the warning about a length scale at its upper bound, which only means that a value has no effect."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", needed("sklearn.exceptions").ConvergenceWarning)
+        warnings.simplefilter("ignore", require_hpo("sklearn.exceptions").ConvergenceWarning)
         return process.fit(points, losses)
 
 
 def _lowest(process: Any, scaled: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Where the mean is lowest within the box of the trials: many even points first, then downhill from the best."""
+    """Minimum of the mean within the bounding box of the trials: Sobol points, then L-BFGS-B from the best ones."""
     low, high = scaled.min(0), scaled.max(0)
-    even = stats.qmc.scale(stats.qmc.Sobol(scaled.shape[1], rng=rng).random(1024), low, high)
-    starts = np.concatenate([even, scaled])
+    sobol = stats.qmc.scale(stats.qmc.Sobol(scaled.shape[1], rng=rng).random(1024), low, high)
+    starts = np.concatenate([sobol, scaled])
     starts = starts[np.argsort(process.predict(starts))[:4]]
-    found = [
+    minima = [
         optimize.minimize(lambda x: process.predict(x[None])[0], start, bounds=list(zip(low, high)), method="L-BFGS-B")
         for start in starts
     ]
-    return min(found, key=lambda each: each.fun).x
+    return min(minima, key=lambda minimum: minimum.fun).x
 
 
 # -- the figure -------------------------------------------------------------------------------------------------------
 
 
 def draw(landscape: Landscape, path: Path, title: str = "") -> None:
-    """Above, a cut through the optimum along each value; below, the plane of the first value and each other one."""
-    figure_of = needed("matplotlib.figure").Figure
+    """Top row: a cut through the optimum along each value. Bottom row: planes of the first value and each other one."""
+    figure_class = require_hpo("matplotlib.figure").Figure
     names, count = landscape.names, len(landscape.names)
     num_rows = 2 if count > 1 else 1
-    figure = figure_of(figsize=(2.9 * count + 0.4, 2.9 * num_rows + 0.3), layout="constrained", dpi=140)
+    figure = figure_class(figsize=(2.9 * count + 0.4, 2.9 * num_rows + 0.3), layout="constrained", dpi=140)
     axes = figure.subplots(num_rows, count, squeeze=False)
     for axis, name in zip(axes[0], names):
         _draw_cut(axis, landscape, name)
@@ -201,7 +202,7 @@ def _along(landscape: Landscape, name: str, num_points: int) -> np.ndarray:
 
 
 def _nearness(landscape: Landscape, free: Sequence[str]) -> np.ndarray:
-    """Of each trial, from 0 to 1: those far from a cut say little about it, and are drawn faintly."""
+    """Weight of each trial from 0 to 1; trials far from a cut are drawn faintly."""
     return np.exp(-2 * landscape.distance(free) ** 2)
 
 
@@ -222,7 +223,7 @@ def _draw_cut(axis: Any, landscape: Landscape, name: str) -> None:
     top = np.full(diverged.sum(), landscape.cap + 0.72 * height)
     axis.scatter(at[diverged], top, s=14, marker="x", color=_DIVERGED, alpha=0.8, linewidth=0.9)
     _draw_star(axis, landscape.optimum[name], landscape.predicted)
-    axis.set(xscale="log", xlabel=_SHOWN.get(name, name), ylim=(lowest - 0.15 * height, landscape.cap + 0.8 * height))
+    axis.set(xscale="log", xlabel=_LABELS.get(name, name), ylim=(lowest - 0.15 * height, landscape.cap + 0.8 * height))
     axis.set_title(f"{landscape.optimum[name]:.2g}", color=_STAR, fontsize=10)
     axis.grid(alpha=0.15, linewidth=0.6)
     _plain(axis)
@@ -243,7 +244,7 @@ def _draw_plane(axis: Any, landscape: Landscape, across: str, up: str) -> Any:
     if diverged.any():  # matplotlib takes no empty alphas
         axis.scatter(*trials[diverged].T, s=14, marker="x", color="white", linewidth=0.9, alpha=strength[diverged])
     _draw_star(axis, landscape.optimum[across], landscape.optimum[up])
-    axis.set(xscale="log", yscale="log", xlabel=_SHOWN.get(across, across), ylabel=_SHOWN.get(up, up))
+    axis.set(xscale="log", yscale="log", xlabel=_LABELS.get(across, across), ylabel=_LABELS.get(up, up))
     _plain(axis)
     return drawn
 
@@ -253,31 +254,29 @@ def _draw_star(axis: Any, x: float, y: float) -> None:
 
 
 def _draw_legend(axis: Any, landscape: Landscape) -> None:
-    line = needed("matplotlib.lines").Line2D
-    patch = needed("matplotlib.patches").Patch
+    line = require_hpo("matplotlib.lines").Line2D
+    patch = require_hpo("matplotlib.patches").Patch
     axis.axis("off")
     handles = [
         line([], [], color=_STAR, marker="*", markersize=11, linestyle="", label="optimum of the mean"),
         line([], [], color=_LINE, linewidth=1.8, label="predicted mean"),
-        patch(color=_LINE, alpha=0.18, linewidth=0, label="where the mean is, 95 %"),
+        patch(color=_LINE, alpha=0.18, linewidth=0, label="95 % interval of the mean"),
         line([], [], color=_INK, marker="o", markersize=4, linestyle="", label="trial (faint: far from the cut)"),
-        line([], [], color=_DIVERGED, marker="x", markersize=5, linestyle="", label="trial that diverged"),
-        line(
-            [], [], color=_INK, linewidth=0.8, linestyle=(0, (4, 4)), alpha=0.5, label="cap: what is higher counts so"
-        ),
+        line([], [], color=_DIVERGED, marker="x", markersize=5, linestyle="", label="diverged trial"),
+        line([], [], color=_INK, linewidth=0.8, linestyle=(0, (4, 4)), alpha=0.5, label="cap on higher losses"),
     ]
     axis.legend(handles=handles, loc="upper left", frameon=False, fontsize=8.5, borderaxespad=0)
     text = [
         f"{len(landscape.losses)} trials, {np.isinf(landscape.losses).sum()} diverged",
         f"loss at the star {landscape.predicted:.4g} ± {_BAND * landscape.uncertainty:.2g}",
-        f"what it leaves as noise {landscape.noise:.2g}",
+        f"noise {landscape.noise:.2g}",
     ]
     axis.text(0.02, 0.0, "\n".join(text), transform=axis.transAxes, fontsize=8.5, color=_INK, linespacing=1.6)
 
 
 def _plain(axis: Any) -> None:
-    """Ticks at powers of ten, and at three times those where there would be one or none."""
-    ticker = needed("matplotlib.ticker")
+    """Ticks at powers of ten, and also at three times those where there would be at most one."""
+    ticker = require_hpo("matplotlib.ticker")
     for each in (axis.xaxis, axis.yaxis):
         if each.get_scale() == "log":
             low, high = np.log10(each.get_view_interval())

@@ -1,7 +1,7 @@
-"""The search by module: what is it worth that every role of a weight, and every part of the depth, has its own values?
+"""The search per module: how much do separate hyperparameters gain for each role of a weight and part of the depth?
 
-It starts where the global search ended. What it finds is compared on seeds of their own, in runs of the same cost, with
-the global values alone, with the paper's table and with the one that was found by hand for the embedded world.
+It starts from the result of the global search. The table it finds is compared, on fresh seeds and at the same cost,
+with no table, with the paper's table, and with the table made by hand for the toy dataset.
 """
 
 import argparse
@@ -13,67 +13,65 @@ from typing import Any
 import numpy as np
 import torch
 
-from triptych.cli.args import positive, whole_number
+from triptych.cli.args import positive_float, positive_int
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer, tagged_parameters
-from triptych.recipes.proxy import member
+from triptych.recipes.proxy import scaled_proxy
 from triptych.studies.base import Study, StudyRecords
+from triptych.studies.compare_tables import MeanEstimate, compare, paired_gain
 from triptych.studies.in_memory import train_in_memory
-from triptych.studies.search_modules import (
-    INCUMBENT,
-    VALUES,
-    MeanEstimate,
-    ModuleSearch,
-    State,
-    compare,
-    configured,
-    digest,
-    gain,
-    search_modules,
-    state,
-)
+from triptych.studies.search_modules import INCUMBENT, VALUES, ModuleSearch, SearchState, replay, search_modules
+from triptych.studies.table_runs import table_digest, with_table
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
-from triptych.transfer.per_module import MULTIPLIER_TABLES, Table, table_named
+from triptych.transfer.per_module import MULTIPLIER_TABLES, MultiplierTable, load_multiplier_table
 from triptych.utils import trials
 from triptych.utils.plotting import pyplot, save
 
-SEARCH = "search"  # the key of the record that says what the search is
+SEARCH = "search"  # key of the record that describes the search
 OTHERS = ("none", "paper", "scenes")
 
 
-def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=whole_number, default=12)
-    parser.add_argument("--proposals", type=whole_number, default=16, help="in a round (default: 16)")
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=positive_int, default=12, metavar="N", help="default: 12")
+    parser.add_argument(
+        "--proposals", type=positive_int, default=16, metavar="N", help="proposals per round (default: 16)"
+    )
     parser.add_argument(
         "--radius",
         type=_factor,
         default=1.5,
-        help="by what factor a proposal changes a multiplier, at first (default: 1.5)",
+        metavar="X",
+        help="factor by which a proposal changes a multiplier in the first round (default: 1.5)",
     )
     parser.add_argument(
-        "--start", default="none", metavar="TABLE", help="a preset or a file; the search is for factors on top of it"
+        "--start",
+        default="none",
+        metavar="TABLE",
+        help="table of multipliers to start from, a preset or a file (default: none)",
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=whole_number, default=8, help="of the comparison at the end (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (default: 0)")
+    parser.add_argument(
+        "--seeds", type=positive_int, default=8, metavar="N", help="seeds of the final comparison (default: 8)"
+    )
 
 
 def _factor(text: str) -> float:
-    found = positive(text)
-    if found <= 1:
+    factor = positive_float(text)
+    if factor <= 1:
         raise argparse.ArgumentTypeError(f"expected a factor larger than 1, got {text!r}")
-    return found
+    return factor
 
 
 def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
-    config = member(config)
+    config = scaled_proxy(config)
     with torch.device("meta"):
         model = Transformer(config.model, bundle.vocabulary)
     settings = {
         "roles": list(dict.fromkeys(weight.role for weight in tagged_parameters(model))),
         "beta1": config.optimizer.beta1,
         "beta2": config.optimizer.beta2,
-        "start": table_named(args.start).as_json,
+        "start": load_multiplier_table(args.start).as_json,
         "num_proposals": args.proposals,
         "radius": round(math.log(args.radius), 6),
         "seed": args.seed,
@@ -84,8 +82,8 @@ def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
         if is_ours:
             records.add({"key": SEARCH, **settings})
 
-    def evaluate(table: Table, seed: int) -> float:
-        return train_in_memory(configured(config, table, seed, args.out / "tables"), bundle).loss
+    def evaluate(table: MultiplierTable, seed: int) -> float:
+        return train_in_memory(with_table(config, table, seed, args.out / "tables"), bundle).loss
 
     found = search.table(search_modules(search, evaluate, args.out, args.rounds).incumbent)
     found.save(args.out / "table.json")
@@ -94,41 +92,41 @@ def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
     return True
 
 
-def _usable(table: Table, beta1: float, beta2: float) -> Table:
-    """The table with smaller multipliers of 1 - beta where they would make a beta negative."""
-    most = {"alpha1": 0.99 / (1 - beta1), "alpha2": 0.99 / (1 - beta2)}
-    largest = {name: max([1.0, *(getattr(own, name) for own in table.depth)]) for name in most}
-    cut = {
-        role: replace(own, **{name: min(getattr(own, name), most[name] / largest[name]) for name in most})
+def _usable(table: MultiplierTable, beta1: float, beta2: float) -> MultiplierTable:
+    """The table with multipliers of 1 - beta limited so that no beta becomes negative."""
+    limits = {"alpha1": 0.99 / (1 - beta1), "alpha2": 0.99 / (1 - beta2)}
+    largest = {name: max([1.0, *(getattr(own, name) for own in table.depth)]) for name in limits}
+    limited = {
+        role: replace(own, **{name: min(getattr(own, name), limits[name] / largest[name]) for name in limits})
         for role, own in table.roles.items()
     }
-    return replace(table, roles=cut)
+    return replace(table, roles=limited)
 
 
 def _search(settings: dict[str, Any]) -> ModuleSearch:
     own = {name: settings[name] for name in ("beta1", "beta2", "num_proposals", "radius", "seed")}
-    return ModuleSearch(roles=tuple(settings["roles"]), start=Table.from_json(settings["start"]), **own)
+    return ModuleSearch(roles=tuple(settings["roles"]), start=MultiplierTable.from_json(settings["start"]), **own)
 
 
-def _replay(records: StudyRecords) -> tuple[ModuleSearch, State]:
+def _replay(records: StudyRecords) -> tuple[ModuleSearch, SearchState]:
     search = _search(next(record for record in records if record["key"] == SEARCH))
-    return search, state(search, [record for record in records if "x" in record])
+    return search, replay(search, [record for record in records if "x" in record])
 
 
 def estimates(records: StudyRecords) -> dict[str, MeanEstimate]:
-    """Of every table that was compared with the one that the search came to, on the seeds that all have had."""
+    """Losses of the table that the search found and of the others, on the seeds that all have been run with."""
     search, now = _replay(records)
-    searched = f"compare-found-{digest(search.table(now.incumbent))}-"
-    found: dict[str, dict[int, float]] = {name: {} for name in (*OTHERS, "found")}
+    current = f"compare-found-{table_digest(search.table(now.incumbent))}-"
+    losses: dict[str, dict[int, float]] = {name: {} for name in (*OTHERS, "found")}
     for record in records:
-        # After more rounds, there may be a comparison with what was found before.
-        if "table" in record and (record["table"] != "found" or record["key"].startswith(searched)):
+        # Comparisons of the table found after fewer rounds may be recorded, too.
+        if "table" in record and (record["table"] != "found" or record["key"].startswith(current)):
             loss = math.inf if record["loss"] is None else record["loss"]
-            found[record["table"]].setdefault(record["seed"], loss)
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found.values())))
+            losses[record["table"]].setdefault(record["seed"], loss)
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in losses.values())))
     if len(seeds) < 2:
-        raise UserError("what the search has found is not compared yet: run the study to its end.")
-    return {name: MeanEstimate(tuple(by_seed[seed] for seed in seeds)) for name, by_seed in found.items()}
+        raise UserError("the table that the search found has not been compared yet: run the study to its end.")
+    return {name: MeanEstimate(tuple(by_seed[seed] for seed in seeds)) for name, by_seed in losses.items()}
 
 
 def _findings(records: StudyRecords) -> list[str]:
@@ -137,23 +135,25 @@ def _findings(records: StudyRecords) -> list[str]:
     searched = sum("x" in record for record in records)
     diverged = sum("x" in record and record["loss"] is None for record in records)
     by_kind = ", ".join(f"{accepted.count(name)} x {name}" for name in dict.fromkeys(accepted))
-    found = [
-        f"{len(now.rounds)} rounds of {searched} runs ({diverged} diverged), {len(accepted)} with a new incumbent"
+    lines = [
+        f"{len(now.rounds)} rounds with {searched} runs ({diverged} diverged), {len(accepted)} with a new incumbent"
         + (f" ({by_kind})" if accepted else "")
     ]
     compared = estimates(records)
     settings = next(record for record in records if record["key"] == SEARCH)
     if _usable(MULTIPLIER_TABLES["paper"], settings["beta1"], settings["beta2"]) != MULTIPLIER_TABLES["paper"]:
-        found.append(f"paper: multipliers of 1 - beta cut to keep betas positive (here beta1 is {settings['beta1']:g})")
-    for name, each in compared.items():
-        found.append(
-            f"{name}: {each.mean:.4f} +- {each.standard_error:.4f} on {len(each.losses)} held-out seeds"
-            + (f", {each.num_diverged} diverged" if each.num_diverged else "")
+        lines.append(
+            f"paper: multipliers of 1 - beta limited to keep betas positive (here beta1 is {settings['beta1']:g})"
+        )
+    for name, estimate in compared.items():
+        lines.append(
+            f"{name}: {estimate.mean:.4f} +- {estimate.standard_error:.4f} on {len(estimate.losses)} fresh seeds"
+            + (f", {estimate.num_diverged} diverged" if estimate.num_diverged else "")
         )
     for name in OTHERS:
-        paired = gain(compared["found"], compared[name])
-        found.append(f"found against {name}: {paired.mean:+.4f} +- {paired.standard_error:.4f} nats lower")
-    return found
+        gain = paired_gain(compared["found"], compared[name])
+        lines.append(f"gain of found over {name}: {gain.mean:+.4f} +- {gain.standard_error:.4f} nats")
+    return lines
 
 
 def _draw(records: StudyRecords, path: Path) -> None:
@@ -168,21 +168,21 @@ def _draw(records: StudyRecords, path: Path) -> None:
     save(figure, path)
 
 
-def _draw_rounds(panel: Any, now: State) -> None:
+def _draw_rounds(panel: Any, now: SearchState) -> None:
     for each in now.rounds:
         finite = [loss for loss in each.losses if math.isfinite(loss)]
         panel.plot([each.number] * len(finite), finite, ".", ms=3, color="#8d99ae", label=None)
-        if each.again:
+        if each.retests:
             name = each.accepted or INCUMBENT
             marker = "*" if each.accepted else "o"
             panel.plot(
-                [each.number], [np.mean(each.again[name])], marker, ms=9 if each.accepted else 4, color="#1f5f8b"
+                [each.number], [np.mean(each.retests[name])], marker, ms=9 if each.accepted else 4, color="#1f5f8b"
             )
-    panel.plot([each.number for each in now.rounds if each.again], now.losses, "-", lw=1, color="#1f5f8b")
+    panel.plot([each.number for each in now.rounds if each.retests], now.losses, "-", lw=1, color="#1f5f8b")
     finite = [loss for each in now.rounds for loss in each.losses if math.isfinite(loss)]
     panel.set_ylim(min([*finite, *now.losses]) - 0.05, np.quantile(finite, 0.9))
     panel.set_xlabel("round (star: a new incumbent)")
-    panel.set_ylabel("held-out nats per token")
+    panel.set_ylabel("validation loss, nats per token")
 
 
 def _draw_comparison(panel: Any, compared: dict[str, MeanEstimate]) -> None:
@@ -197,10 +197,10 @@ def _draw_comparison(panel: Any, compared: dict[str, MeanEstimate]) -> None:
             )
     panel.set_yticks(range(len(compared)), list(compared))
     panel.set_ylim(-0.5, len(compared) - 0.3)
-    panel.set_xlabel("held-out nats per token, held-out seeds")
+    panel.set_xlabel("validation loss, nats per token, on fresh seeds")
 
 
-def _draw_table(figure: Any, table: Table) -> None:
+def _draw_table(figure: Any, table: MultiplierTable) -> None:
     rows = dict(table.roles) | {f"depth, part {number + 1}": own for number, own in enumerate(table.depth)}
     values = np.log2([[max(asdict(own)[name], 1e-6) for name in VALUES] for own in rows.values()])
     panel = figure.subplots()
@@ -217,8 +217,8 @@ def _draw_table(figure: Any, table: Table) -> None:
 
 
 def _fixed(args: argparse.Namespace) -> dict[str, Any]:
-    start = digest(table_named(args.start))
+    start = table_digest(load_multiplier_table(args.start))
     return {"proposals": args.proposals, "radius": args.radius, "seed": args.seed, "start": start}
 
 
-STUDY = Study(_describe, _run_study, _findings, _draw, _fixed)
+STUDY = Study(_add_arguments, _run_study, _findings, _draw, _fixed)

@@ -1,8 +1,8 @@
-"""Scaling: over several budgets of compute, models of one aspect from too small to too large, by the rules of transfer.
+"""Scaling laws: an isoFLOP grid of models with one aspect ratio, with transferred hyperparameters.
 
-Nothing is tuned but the base (64 wide, 2 deep): learning rates, betas, epsilon and decay of every other run follow from
-it by Complete(d)P, by the rule of batch size and tokens, and by the table of its modules. The batch grows with the
-tokens so that kappa stays 1. What is fitted to the final losses is in `triptych.scaling`.
+Only the proxy (width 64, 2 layers) is tuned. Learning rates, betas, epsilon and weight decay of every other run follow
+from it by Complete(d)P, the batch-size rule and the multiplier table. The batch grows with the tokens so that kappa
+stays 1. The laws fitted to the final losses are in `triptych.scaling`.
 """
 
 import argparse
@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from triptych.cli.args import positive, two_numbers, whole_number, whole_numbers
+from triptych.cli.args import float_range, positive_float, positive_int, positive_ints
 from triptych.errors import UserError
-from triptych.plan.lengths import gather
-from triptych.recipes.proxy import by_module, of_width
+from triptych.plan.lengths import sample_batches
+from triptych.recipes.proxy import proxy_of_width, proxy_per_module
 from triptych.scaling import figures
 from triptych.scaling.fit import Fit, compare, fit
-from triptych.scaling.grid import TOKENS_PER_PARAMETER, Lengths, budgets_between, isoflop_grid
+from triptych.scaling.grid import TOKENS_PER_PARAMETER, LengthStats, budgets_between, isoflop_grid
 from triptych.scaling.law import ADDITIVE, JOINT
 from triptych.scaling.optimal import SIX_N, FlopsPerToken, Frontier, line_search
-from triptych.scaling.parabola import Bottom, bottom
+from triptych.scaling.parabola import ParabolaMinimum, parabola_minimum
 from triptych.scaling.published import PUBLISHED
 from triptych.scaling.report import coefficients_line, comparison_line, errors_line
-from triptych.scaling.runs import Runs, runs_of
+from triptych.scaling.runs import Runs, runs_from_columns
 from triptych.studies.base import Study, StudyRecords
 from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -35,180 +35,192 @@ _WIDTHS = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160]
 _MODALITIES = ("text", "image", "audio")
 
 
-def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--low", type=positive, default=1e11, metavar="FLOPS", help="smallest budget (default: 1e11)")
-    parser.add_argument("--high", type=positive, default=2e13, metavar="FLOPS", help="largest (default: 2e13)")
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--budgets", type=whole_number, default=9, metavar="N", help="how many, both ends among them (default: 9)"
+        "--low", type=positive_float, default=1e11, metavar="FLOPS", help="smallest budget (default: 1e11)"
     )
-    parser.add_argument("--widths", type=whole_numbers, default=_WIDTHS, metavar="N,N", help="16 to 160")
+    parser.add_argument(
+        "--high", type=positive_float, default=2e13, metavar="FLOPS", help="largest budget (default: 2e13)"
+    )
+    parser.add_argument(
+        "--budgets", type=positive_int, default=9, metavar="N", help="number of budgets, with both ends (default: 9)"
+    )
+    parser.add_argument(
+        "--widths", type=positive_ints, default=_WIDTHS, metavar="N,N", help="widths of the models (default: 16 to 160)"
+    )
     parser.add_argument(
         "--tokens-per-parameter",
-        type=two_numbers,
+        type=float_range,
         default=TOKENS_PER_PARAMETER,
         metavar="LOW,HIGH",
         help="default: 1,2000",
     )
-    parser.add_argument("--seeds", type=whole_number, default=1)
+    parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="seeds per run (default: 1)")
 
 
 def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
-    lengths = Lengths.of(gather(config, bundle.vocabulary).lengths)
-    members = [of_width(config, width, seed) for seed in range(args.seeds) for width in args.widths]
+    lengths = LengthStats.from_lengths(sample_batches(config, bundle.vocabulary).lengths)
+    members = [proxy_of_width(config, width, seed) for seed in range(args.seeds) for width in args.widths]
     budgets = budgets_between(args.low, args.high, args.budgets)
-    cells = isoflop_grid(members, bundle.vocabulary, lengths, budgets, tokens_per_parameter=args.tokens_per_parameter)
-    planned = {cell.key: cell for cell in cells}
+    grid = isoflop_grid(members, bundle.vocabulary, lengths, budgets, tokens_per_parameter=args.tokens_per_parameter)
+    points = {point.key: point for point in grid}
 
     def run(trial: Trial) -> dict[str, Any]:
-        cell = planned[trial.key]
-        print(f"{trial.key}: {cell.config.num_steps:,} steps, {cell.D:.3g} tokens", flush=True)
-        outcome = train_in_memory(cell.config, bundle)
-        counted = {"N": cell.N, "D": outcome.tokens, "C": cell.C / cell.D * outcome.tokens}
+        point = points[trial.key]
+        print(f"{trial.key}: {point.config.num_steps:,} steps, {point.D:.3g} tokens", flush=True)
+        outcome = train_in_memory(point.config, bundle)
+        counted = {"N": point.N, "D": outcome.tokens, "C": point.C / point.D * outcome.tokens}
         return {**outcome.as_json, **counted, "curve": outcome.curve}
 
     trials = [
         Trial(
             key,
             {
-                "budget": cell.budget,
-                "width": cell.config.model.width,
-                "layers": cell.config.model.num_layers,
-                "batch": cell.config.loader.global_batch,
-                "num_steps": cell.config.num_steps,
-                "seed": cell.config.seed,
+                "budget": point.budget,
+                "width": point.config.model.width,
+                "layers": point.config.model.num_layers,
+                "batch": point.config.loader.global_batch,
+                "num_steps": point.config.num_steps,
+                "seed": point.config.seed,
             },
         )
-        for key, cell in planned.items()
+        for key, point in points.items()
     ]
-    return run_trials(args.out, trials, run).keys() == planned.keys()
+    return run_trials(args.out, trials, run).keys() == points.keys()
 
 
-# -- what the records say ---------------------------------------------------------------------------------------------
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 
-def _kept(records: StudyRecords) -> list[dict[str, Any]]:
+def _finite(records: StudyRecords) -> list[dict[str, Any]]:
+    """Records of runs that did not diverge, sorted by FLOPs and size."""
     return sorted((each for each in records if each["loss"] is not None), key=lambda each: (each["C"], each["N"]))
 
 
 def runs(records: StudyRecords) -> Runs:
-    kept = _kept(records)
-    return runs_of(("N", "D"), *([each[name] for each in kept] for name in ("N", "D", "loss", "C")))
+    finite = _finite(records)
+    return runs_from_columns(("N", "D"), *([each[name] for each in finite] for name in ("N", "D", "loss", "C")))
 
 
 def _budget(record: dict[str, Any]) -> float:
-    """As it is named, for it may have been computed in two ways."""
+    """The budget, rounded as in the key: sweeps may have computed it with different rounding."""
     return float(f"{record['budget']:.4g}")
 
 
-def bottoms(records: StudyRecords) -> dict[float, Bottom]:
+def parabola_minima(records: StudyRecords) -> dict[float, ParabolaMinimum]:
     """The best size of each budget by a parabola through the best run and its neighbours, without any law."""
-    found = {}
+    minima = {}
     for budget in sorted({_budget(each) for each in records}):
         losses: dict[float, list[float]] = {}
-        for each in _kept(records):
+        for each in _finite(records):
             if _budget(each) == budget:
                 losses.setdefault(each["N"], []).append(each["loss"])
         sizes = sorted(losses)
         if len(sizes) >= 3:
-            found[budget] = bottom(np.array(sizes, float), np.array([np.mean(losses[size]) for size in sizes]))
-    return found
+            means = np.array([np.mean(losses[size]) for size in sizes])
+            minima[budget] = parabola_minimum(np.array(sizes, float), means)
+    return minima
 
 
 def _findings(records: StudyRecords) -> list[str]:
-    table, kept = runs(records), _kept(records)
-    cost = FlopsPerToken.of(table)
-    both = [fit(form, table) for form in (JOINT, ADDITIVE)]
-    comparison = compare(*both)
+    table, finite = runs(records), _finite(records)
+    cost = FlopsPerToken.from_runs(table)
+    fits = [fit(form, table) for form in (JOINT, ADDITIVE)]
+    comparison = compare(*fits)
     sizes, tokens = table.columns
     ratios = tokens / sizes
-    budgets = sorted({_budget(each) for each in kept})
-    found = [
-        f"{len(records)} runs, {len(records) - len(kept)} diverged: {len(budgets)} budgets of {budgets[0]:.3g} to "
+    budgets = sorted({_budget(each) for each in finite})
+    lines = [
+        f"{len(records)} runs, {len(records) - len(finite)} diverged: {len(budgets)} budgets of {budgets[0]:.3g} to "
         f"{budgets[-1]:.3g} FLOPs, N {sizes.min():,.0f} to {sizes.max():,.0f}, {ratios.min():.1f} to "
         f"{ratios.max():,.0f} tokens per parameter"
     ]
-    for each in both:
-        found += [coefficients_line(each), errors_line(each)]
-    found += [comparison_line(comparison), *_seed_line(table), *_forecast_lines(kept, budgets[-1])]
+    for each in fits:
+        lines += [coefficients_line(each), errors_line(each)]
+    lines += [comparison_line(comparison), *_seed_line(table), *_extrapolation_lines(finite, budgets[-1])]
     best = comparison.better
-    frontier = Frontier.of(best.law)
+    frontier = Frontier.from_law(best.law)
     shown = _shown_sizes(table)
-    for how, count in (("with the FLOPs of these models", cost), ("where a token takes 6 N", SIX_N)):
-        suited = (f"{float(frontier.tokens(n, count)) / n:,.0f} at N = {n:,.0f}" for n in shown)
-        found.append(f"tokens per parameter by the {best.law.form.name} law, {how}: {', '.join(suited)}")
+    for how, count in (("with the FLOPs of these models", cost), ("at 6 N FLOPs per token", SIX_N)):
+        optimal = (f"{float(frontier.tokens(n, count)) / n:,.0f} at N = {n:,.0f}" for n in shown)
+        lines.append(
+            f"compute-optimal tokens per parameter by the {best.law.form.name} law, {how}: {', '.join(optimal)}"
+        )
     others = (f"{float(law.frontier.tokens(shown[1])) / shown[1]:,.0f} ({name})" for name, law in PUBLISHED.items())
-    found.append(f"published laws, carried down to N = {shown[1]:,.0f}, where a token takes 6 N: {', '.join(others)}")
-    found.append(f"D* grows as N^{frontier.p:.2f} where a token takes 6 N")
-    found += [_flatness_line(best, budgets, cost), _modality_line(kept, budgets)]
-    by_parabola = bottoms(records)
+    lines.append(f"published laws, extrapolated to N = {shown[1]:,.0f}, at 6 N FLOPs per token: {', '.join(others)}")
+    lines.append(f"D* grows as N^{frontier.p:.2f} at 6 N FLOPs per token")
+    lines += [_flatness_line(best, budgets, cost), _modality_line(finite, budgets)]
+    by_parabola = parabola_minima(records)
     for budget in budgets:
-        found.append(_budget_line(budget, kept, best, cost, by_parabola.get(budget)))
+        lines.append(_budget_line(budget, finite, best, cost, by_parabola.get(budget)))
     inside = {budget: each.at for budget, each in by_parabola.items() if not each.is_on_edge}
     if len(inside) >= 3:
         slope = np.polyfit(np.log(list(inside)), np.log(list(inside.values())), 1)[0]
         by_law = {budget: law.N for budget in inside if (law := line_search(best.law, budget, cost)) is not None}
         law_slope = np.polyfit(np.log(list(by_law)), np.log(list(by_law.values())), 1)[0] if len(by_law) > 1 else np.nan
-        found.append(
+        lines.append(
             f"the best size grows as C^{slope:.2f} by parabolas through the runs ({len(inside)} budgets), as "
-            f"C^{law_slope:.2f} by the law with the FLOPs of these models, as C^{frontier.tau:.2f} where training "
-            "takes 6 N FLOPs a token"
+            f"C^{law_slope:.2f} by the law with the FLOPs of these models, and as C^{frontier.tau:.2f} by the law at "
+            "6 N FLOPs per token"
         )
-    return found
+    return lines
 
 
 def _seed_line(table: Runs) -> list[str]:
-    """What chance alone does to the loss, where runs differ in their seed alone."""
-    logs, cells = np.log(table.loss), table.cells
-    groups = [logs[cells == cell] for cell in np.unique(cells)]
+    """Standard deviation of the loss over seeds, from runs that differ only in their seed."""
+    logs, numbers = np.log(table.loss), table.seed_groups
+    groups = [logs[numbers == number] for number in np.unique(numbers)]
     several = [group - group.mean() for group in groups if len(group) > 1]
     if not several:
         return []
     spread = np.sqrt(sum(float(np.square(gaps).sum()) for gaps in several) / sum(len(gaps) - 1 for gaps in several))
-    return [f"another seed changes the loss by {spread:.2%} (standard deviation, {len(several)} pairs of runs)"]
+    return [f"standard deviation of the loss over seeds: {spread:.2%} ({len(several)} pairs of runs)"]
 
 
-def _forecast_lines(kept: StudyRecords, largest: float) -> list[str]:
-    """What the laws say of the largest budget when they have not seen it."""
-    below = [each for each in kept if _budget(each) < largest]
-    last = [each for each in kept if _budget(each) == largest]
+def _extrapolation_lines(finite: StudyRecords, largest: float) -> list[str]:
+    """Errors at the largest budget of laws fitted to the smaller budgets."""
+    smaller = [each for each in finite if _budget(each) < largest]
+    last = [each for each in finite if _budget(each) == largest]
     try:
-        seen = runs(below)
+        fitted = runs(smaller)
     except UserError:  # too few
         return []
     sizes, tokens, losses = (np.array([each[name] for each in last], float) for name in ("N", "D", "loss"))
-    found = []
+    lines = []
     for form in (JOINT, ADDITIVE):
-        misses = fit(form, seen, rounds=0).law.loss(sizes, tokens) / losses - 1
-        found.append(
-            f"fitted to the smaller budgets alone, the {form.name} law misses the {len(last)} runs of {largest:.3g} "
-            f"FLOPs by {np.abs(misses).mean():.2%} on average ({misses.min():+.1%} to {misses.max():+.1%})"
+        errors = fit(form, fitted, rounds=0).law.loss(sizes, tokens) / losses - 1
+        lines.append(
+            f"fitted to the smaller budgets only, the {form.name} law predicts the {len(last)} runs of {largest:.3g} "
+            f"FLOPs with a mean relative error of {np.abs(errors).mean():.2%} ({errors.min():+.1%} to "
+            f"{errors.max():+.1%})"
         )
-    return found
+    return lines
 
 
 def _flatness_line(best: Fit, budgets: list[float], cost: FlopsPerToken) -> str:
-    """What a wrong size costs."""
+    """How much the loss rises if the size is wrong by a factor of 3."""
     rises = []
     for budget in budgets:
-        found = line_search(best.law, budget, cost)
-        if found is None:
+        optimum = line_search(best.law, budget, cost)
+        if optimum is None:
             continue
-        tried = found.N * np.array([1, 1 / 3, 3])
-        losses = best.law.loss(tried, budget / cost(tried))
+        sizes = optimum.N * np.array([1, 1 / 3, 3])
+        losses = best.law.loss(sizes, budget / cost(sizes))
         rises += list(losses[1:] / losses[0] - 1)
     return (
-        f"by the law, a model three times too large or too small costs {min(rises):.1%} to {max(rises):.1%} of the loss"
+        f"by the law, the loss of a model three times too large or too small is {min(rises):.1%} to {max(rises):.1%} "
+        "higher"
     )
 
 
-def _modality_line(kept: StudyRecords, budgets: list[float]) -> str:
-    first, last = (_best_run(kept, budget) for budget in (budgets[0], budgets[-1]))
+def _modality_line(finite: StudyRecords, budgets: list[float]) -> str:
+    first, last = (_best_run(finite, budget) for budget in (budgets[0], budgets[-1]))
     changes = (f"{name} {first['held_out'][name]:.2f} to {last['held_out'][name]:.2f}" for name in _MODALITIES)
-    return f"from the best run of the smallest budget to that of the largest: {', '.join(changes)}"
+    return f"loss by modality, from the best run of the smallest budget to that of the largest: {', '.join(changes)}"
 
 
-def _best_run(kept: StudyRecords, budget: float) -> dict[str, Any]:
-    return min((each for each in kept if _budget(each) == budget), key=lambda each: each["loss"])
+def _best_run(finite: StudyRecords, budget: float) -> dict[str, Any]:
+    return min((each for each in finite if _budget(each) == budget), key=lambda each: each["loss"])
 
 
 def _shown_sizes(table: Runs) -> list[float]:
@@ -216,42 +228,46 @@ def _shown_sizes(table: Runs) -> list[float]:
     return [float(f"{size:.1g}") for size in np.geomspace(low, high, 3)]
 
 
-def _budget_line(budget: float, kept: StudyRecords, best: Fit, cost: FlopsPerToken, found: Bottom | None) -> str:
-    run = _best_run(kept, budget)
-    law, parabola = line_search(best.law, budget, cost), ""
-    by_law = "no size is best by the law"
+def _budget_line(
+    budget: float, finite: StudyRecords, best: Fit, cost: FlopsPerToken, minimum: ParabolaMinimum | None
+) -> str:
+    run = _best_run(finite, budget)
+    law, by_parabola = line_search(best.law, budget, cost), ""
+    by_law = "the law has no optimum"
     if law is not None:
-        by_law = f"by the law N {law.N:,.0f}, {law.tokens_per_parameter:,.0f} tokens per parameter"
-    if found is not None:
-        parabola = "; the best is at an edge" if found.is_on_edge else f"; by parabola N {found.at:,.0f}"
+        by_law = f"optimum by the law N {law.N:,.0f}, {law.tokens_per_parameter:,.0f} tokens per parameter"
+    if minimum is not None:
+        by_parabola = (
+            "; the best run is at an edge of the grid" if minimum.is_on_edge else f"; by parabola N {minimum.at:,.0f}"
+        )
     return (
         f"{budget:.3g} FLOPs: best run {run['width']} x {run['layers']}, N {run['N']:,}, "
-        f"{run['D'] / run['N']:,.0f} tokens per parameter, loss {run['loss']:.3f}; {by_law}{parabola}"
+        f"{run['D'] / run['N']:,.0f} tokens per parameter, loss {run['loss']:.3f}; {by_law}{by_parabola}"
     )
 
 
 def _draw(records: StudyRecords, path: Path) -> None:
-    table, kept = runs(records), _kept(records)
-    cost = FlopsPerToken.of(table)
+    table, finite = runs(records), _finite(records)
+    cost = FlopsPerToken.from_runs(table)
     best = compare(*(fit(form, table) for form in (JOINT, ADDITIVE))).better
     plt = pyplot()
     figure, panels = plt.subplots(2, 3, figsize=(15, 8.4))
     curves = []
-    for each in kept:
+    for each in finite:
         seen, loss = np.array(each["curve"]).T
-        later = seen > seen[-1] / 300  # the first steps say nothing
+        later = seen > seen[-1] / 300  # the first steps are not informative
         curves.append(((seen * each["C"] / each["D"])[later], loss[later]))
-    figures.training_curves(panels[0, 0], curves, [_budget(each) for each in kept])
+    figures.training_curves(panels[0, 0], curves, [_budget(each) for each in finite])
     figures.predictions(panels[0, 1], best)
     figures.isoflops(panels[0, 2], best, cost)
     figures.contours(panels[1, 0], best, cost)
     figures.frontiers(panels[1, 1], best, cost)
-    budgets = sorted({_budget(each) for each in kept})
-    bests = [_best_run(kept, budget) for budget in budgets]
-    losses = {name: [each["held_out"][name] for each in bests] for name in _MODALITIES}
-    figures.by_modality(panels[1, 2], [each["C"] for each in bests], losses)
+    budgets = sorted({_budget(each) for each in finite})
+    best_runs = [_best_run(finite, budget) for budget in budgets]
+    losses = {name: [each["held_out"][name] for each in best_runs] for name in _MODALITIES}
+    figures.by_modality(panels[1, 2], [each["C"] for each in best_runs], losses)
     figure.tight_layout()
     save(figure, path)
 
 
-STUDY = Study(_describe, run, _findings, _draw, base=by_module)
+STUDY = Study(_add_arguments, run, _findings, _draw, base=proxy_per_module)

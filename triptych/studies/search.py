@@ -1,7 +1,7 @@
-"""The global search: which learning rate, betas, epsilon and weight decay suit the base of the family?
+"""The global search: which learning rate, betas, epsilon and weight decay are best for the proxy?
 
-Random trials, a Gaussian process through them, and a second look at the best few trials and at the process's optimum,
-with fresh seeds: the lowest of many noisy losses is low by luck, too.
+Random trials, a Gaussian process fitted to them, and a retest of the best trials and of its optimum with fresh
+seeds, because the lowest of many noisy losses is biased.
 """
 
 import argparse
@@ -13,66 +13,83 @@ from typing import Any
 
 import numpy as np
 
-from triptych.cli.args import two_numbers, whole_number
-from triptych.data.shards import write_atomically
+from triptych.cli.args import float_range, positive_int
 from triptych.errors import UserError
-from triptych.recipes.proxy import member
+from triptych.recipes.proxy import scaled_proxy
 from triptych.studies import landscape
 from triptych.studies.base import Study, StudyRecords
 from triptych.studies.in_memory import train_in_memory
-from triptych.studies.search_global import NAMES, Ranges, Search, random_search, records_of, retest, tuned
-from triptych.studies.search_modules import pooled_std
+from triptych.studies.search_global import NAMES, Ranges, Search, random_search, retest, trial_records, with_values
+from triptych.studies.table_runs import loss_or_inf, pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training.config import RunConfig, to_json
+from triptych.training.config import RunConfig
 from triptych.utils import trials
+from triptych.utils.config import to_json
+from triptych.utils.files import write_atomically
 
 RANGES = Ranges(lr=(5e-4, 5e-2))
+_RETEST = "again: "  # start of the key of a retest's record
+_DESCRIPTIONS = {
+    "lr": "the learning rate",
+    "alpha1": "1 - beta1",
+    "alpha2": "1 - beta2",
+    "eps": "epsilon",
+    "decay": "weight decay",
+}
 
 
-def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trials", type=whole_number, default=120, help="of all processes together (default: 120)")
-    parser.add_argument("--top", type=whole_number, default=5, help="trials that get a second look (default: 5)")
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--again", type=whole_number, default=8, metavar="SEEDS", help="of the second look (default: 8)"
+        "--trials", type=positive_int, default=120, metavar="N", help="random trials of all processes (default: 120)"
     )
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--storage", metavar="URL", help="a database, for nodes without a shared folder (default: FOLDER/trials.log)"
+        "--top", type=positive_int, default=5, metavar="N", help="number of best trials to retest (default: 5)"
+    )
+    parser.add_argument(
+        "--retest-seeds", type=positive_int, default=8, metavar="N", help="seeds per retest (default: 8)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (default: 0)")
+    parser.add_argument(
+        "--storage", metavar="URL", help="database, for machines without a shared folder (default: FOLDER/trials.log)"
     )
     for name in NAMES:
         low, high = getattr(RANGES, name)
         parser.add_argument(
-            f"--{name}", type=two_numbers, default=(low, high), metavar="LOW,HIGH", help=f"(default: {low:g},{high:g})"
+            f"--{name}",
+            type=float_range,
+            default=(low, high),
+            metavar="LOW,HIGH",
+            help=f"range of {_DESCRIPTIONS[name]} (default: {low:g},{high:g})",
         )
 
 
 def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
-    family = hashlib.sha256(json.dumps(to_json(config), sort_keys=True).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps(to_json(config), sort_keys=True).encode()).hexdigest()[:12]
     search = Search(
-        name=f"search-{family}",  # a database may hold those of several
+        name=f"search-{digest}",  # a database may hold searches with several configurations
         storage=args.storage or str(args.out / "trials.log"),
         ranges=Ranges(**{name: getattr(args, name) for name in NAMES}),
         seed=args.seed,
     )
 
     def evaluate(values: dict[str, float], seed: int) -> float:
-        return train_in_memory(tuned(member(config), values, seed), bundle).loss
+        return train_in_memory(with_values(scaled_proxy(config), values, seed), bundle).loss
 
-    kept = trials.TrialRecords(args.out)
-    here, stored = ({record["number"] for record in _trials(each)} for each in (list(kept), records_of(search)))
-    if not here <= stored:
+    records = trials.TrialRecords(args.out)
+    recorded, stored = ({r["number"] for r in _trials(each)} for each in (list(records), trial_records(search)))
+    if not recorded <= stored:
         raise UserError(
-            f"{args.out} has records of trials that are not in its storage, and would lose them: choose another --out."
+            f"{args.out} has records of trials that are not in its storage and would be lost: choose another --out."
         )
-    found = random_search(search, evaluate, args.trials)
-    with kept.claim("again") as is_ours:
+    finished = random_search(search, evaluate, args.trials)
+    with records.claim("again") as is_ours:
         if not is_ours:
             return False
-        print("the best trials and the optimum of the landscape once more, with fresh seeds")
-        points = {"the landscape's optimum": landscape.fit(found).optimum, "the values before": _values(config)}
-        candidates = retest(search, evaluate, args.top, args.again, points)
-        lines = [{"key": f"trial {record['number']}", **record} for record in found]
-        lines += [{"key": f"again: {each.name}", "again": list(each.losses), **each.values} for each in candidates]
+        print("retesting the best trials and the optimum of the landscape with fresh seeds")
+        points = {"the landscape's optimum": landscape.fit(finished).optimum, "the values before": _values(config)}
+        candidates = retest(search, evaluate, args.top, args.retest_seeds, points)
+        lines = [{"key": f"trial {record['number']}", **record} for record in finished]
+        lines += [{"key": f"{_RETEST}{each.name}", "again": list(each.losses), **each.values} for each in candidates]
         text = "".join(json.dumps(_plain(line)) + "\n" for line in lines)
         write_atomically(args.out / "records.jsonl", text.encode())
     return True
@@ -85,7 +102,7 @@ def _values(config: RunConfig) -> dict[str, float]:
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """inf has no name in JSON."""
+    """The record with None for infinite losses, which JSON cannot express."""
     if "again" in record:
         record = {**record, "again": [None if math.isinf(loss) else loss for loss in record["again"]]}
     return record
@@ -99,22 +116,23 @@ def _findings(records: StudyRecords) -> list[str]:
     first = _trials(records)
     fitted = landscape.fit(first)
     lowest = min(first, key=lambda record: math.inf if record["loss"] is None else record["loss"])
-    found = [
+    lines = [
         f"{len(first)} trials, {sum(record['diverged'] for record in first)} diverged; lowest loss {lowest['loss']:.4f}"
         f" (trial {lowest['number']})",
-        f"the landscape: {fitted.predicted:.4f} at its optimum",
+        f"predicted loss at the landscape's optimum: {fitted.predicted:.4f}",
     ]
-    again = [[math.inf if loss is None else loss for loss in each["again"]] for each in records if "again" in each]
-    if not again:
-        raise UserError("the best trials have not had their second look yet: run the study to its end.")
-    found.append(f"a loss changes by {pooled_std(again):.4f} (standard deviation) with the seed")
+    retests = [[loss_or_inf(loss) for loss in each["again"]] for each in records if "again" in each]
+    if not retests:
+        raise UserError("the best trials have not been retested yet: run the study to its end.")
+    lines.append(f"standard deviation of the loss over seeds: {pooled_std(retests):.4f}")
     for record in records:
         if "again" in record:
-            losses = [math.inf if loss is None else loss for loss in record["again"]]
+            losses = [loss_or_inf(loss) for loss in record["again"]]
             values = ", ".join(f"{name} {record[name]:.3g}" for name in NAMES)
             error = np.std(losses, ddof=1) / len(losses) ** 0.5
-            found.append(f"{record['key']}: {np.mean(losses):.4f} +- {error:.4f} on {len(losses)} seeds ({values})")
-    best = next(record for record in records if "again" in record)  # they are in order
+            name = record["key"].removeprefix(_RETEST)
+            lines.append(f"retest of {name}: {np.mean(losses):.4f} +- {error:.4f} on {len(losses)} seeds ({values})")
+    best = next(record for record in records if "again" in record)  # retests are sorted
     changes = {
         "lr": best["lr"],
         "beta1": 1 - best["alpha1"],
@@ -122,12 +140,12 @@ def _findings(records: StudyRecords) -> list[str]:
         "eps": best["eps"],
         "weight_decay": best["decay"],
     }
-    found.append("to use them: " + " ".join(f"optimizer.{name}={value:.6g}" for name, value in changes.items()))
-    return found
+    lines.append("best values: " + " ".join(f"optimizer.{name}={value:.6g}" for name, value in changes.items()))
+    return lines
 
 
 def _draw(records: StudyRecords, path: Path) -> None:
     landscape.draw(landscape.fit(_trials(records)), path)
 
 
-STUDY = Study(_describe, _run_study, _findings, _draw)
+STUDY = Study(_add_arguments, _run_study, _findings, _draw)

@@ -1,14 +1,14 @@
-"""Random search over AdamW's five global values, by any number of processes that join one study by its name.
+"""Random search over AdamW's five global hyperparameters, shared by any number of processes.
 
     search = Search(name="base", storage="sqlite:///search.db")
-    random_search(search, evaluate, num_trials=200)      # the same line in every process, again after an interruption
-    found = retest(search, evaluate)[0]                  # the best few once more, with fresh seeds
+    random_search(search, evaluate, num_trials=200)      # the same call in every process, and after an interruption
+    best = retest(search, evaluate)[0]                   # the best few trials again, with fresh seeds
 
-Random points, not a model's proposals: they need nobody's results, so processes never wait for each other, and what
-they leave behind shows the whole landscape (landscape.py) and not one valley of it.
+Points are random and not proposed by a model: they do not depend on other results, so processes never wait for each
+other, and they cover the whole landscape (triptych.studies.landscape) instead of one valley.
 
-A run that diverged is a result: it is complete, with a loss of inf. One that was interrupted is none: the budget counts
-complete trials, so others take its place.
+A diverged trial counts as complete, with a loss of inf. An interrupted trial does not count, and another one replaces
+it.
 """
 
 import math
@@ -24,19 +24,19 @@ import numpy as np
 
 from triptych.errors import UserError, require
 
-if TYPE_CHECKING:  # a landscape is drawn from records alone, and needs no torch for it
+if TYPE_CHECKING:  # landscape.py imports this module and must not load torch
     from triptych.training.config import RunConfig
 
 Evaluate = Callable[[dict[str, float], int], float]
-"""From the values and a seed to a loss; not finite if the run diverged."""
+"""The loss of a run with these values and this seed; not finite if it diverged."""
 
-_POINTS, _RUNS, _RETESTS = 0, 1, 2  # what a seed is drawn for; no two share one
+_POINTS, _RUNS, _RETESTS = 0, 1, 2  # purposes of seeds; each purpose has its own stream
 _OPENING_ATTEMPTS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """From, to: each is drawn evenly on a logarithmic scale."""
+    """Lowest and highest value of each hyperparameter; drawn uniformly on a log scale."""
 
     lr: tuple[float, float] = (1e-4, 1e-2)
     alpha1: tuple[float, float] = (1e-2, 0.5)
@@ -61,29 +61,29 @@ NAMES = tuple(f.name for f in fields(Ranges))
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """One study, as every process that joins it describes it."""
+    """Settings of a search; equal in every process that joins it."""
 
     name: str
     storage: str
-    """The URL of a database (sqlite:///search.db, postgresql://...), or a path: then a journal file, which is the one
-    for nodes that share a file system and no database."""
+    """URL of a database (sqlite:///search.db, postgresql://...), or path of a journal file for nodes that share a file
+    system but no database."""
     ranges: Ranges = field(default_factory=Ranges)
     seed: int = 0
     grace_seconds: int = 300
-    """Without a sign of life after which a database calls a running trial failed. A journal never does."""
+    """Seconds without a heartbeat after which a database marks a running trial as failed; a journal never does."""
 
     def __post_init__(self) -> None:
         if self.seed < 0 or self.grace_seconds < 2:
-            raise UserError("a search needs a seed that is not negative, and at least 2 grace_seconds.")
+            raise UserError("a search needs a non-negative seed and at least 2 grace_seconds.")
 
 
-def needed(module: str) -> ModuleType:
-    """A package of the extra `hpo`."""
+def require_hpo(module: str) -> ModuleType:
+    """Import a package of the extra `hpo`."""
     return require(module, "hpo", "the hyperparameter search")
 
 
-def tuned(config: "RunConfig", values: Mapping[str, float], seed: int) -> "RunConfig":
-    """A run with the values of a trial. The seed decides the first weights, and which batches and masks it sees."""
+def with_values(config: "RunConfig", values: Mapping[str, float], seed: int) -> "RunConfig":
+    """The run with the hyperparameters of a trial. The seed determines initial weights, batches and masks."""
     return replace(
         config,
         seed=seed,
@@ -103,17 +103,17 @@ def tuned(config: "RunConfig", values: Mapping[str, float], seed: int) -> "RunCo
 def random_search(
     search: Search, evaluate: Evaluate, num_trials: int, report: Callable[[str], None] = print
 ) -> list[dict[str, Any]]:
-    """Go on until the study has that many complete trials, of all processes; returns their records.
+    """Run trials until the search has `num_trials` complete ones from all processes; returns their records.
 
-    A process looks before each trial whether more are needed: when the last ones are under way everywhere, there may be
-    one too many for each process but the first.
+    A process checks before each trial whether more are needed. So the total may exceed `num_trials` by up to one trial
+    per further process.
     """
-    optuna = needed("optuna")
+    optuna = require_hpo("optuna")
     study = _join(search)
     returned: set[int] = set()
 
     def objective(trial: Any) -> float:
-        # By its number: no two processes draw the same point, and a study's points do not depend on how many there are.
+        # Seeded by the trial's number: points are distinct, and do not depend on the number of processes.
         study.sampler = optuna.samplers.RandomSampler(seed=_seed(search.seed, _POINTS, trial.number))
         values = {name: trial.suggest_float(name, *getattr(search.ranges, name), log=True) for name in NAMES}
         seed = _seed(search.seed, _RUNS, trial.number)
@@ -132,14 +132,12 @@ def random_search(
         except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
             if len(returned) == before:  # an error of the run itself
                 raise
-            report(
-                "the last trial came too late: this process gave no sign of life for long, and it was called failed."
-            )
-    return records_of(search)
+            report("the last trial finished too late: without heartbeats for too long, it was marked as failed.")
+    return trial_records(search)
 
 
-def records_of(search: Search) -> list[dict[str, Any]]:
-    """What a study has found so far, as plain JSON: a loss that is not finite is None."""
+def trial_records(search: Search) -> list[dict[str, Any]]:
+    """The complete trials so far, as plain JSON; the loss of a diverged one is None."""
     return [
         {
             "number": trial.number,
@@ -156,12 +154,12 @@ def records_of(search: Search) -> list[dict[str, Any]]:
 @dataclass(frozen=True)
 class Candidate:
     name: str
-    """The trial's, or that of a point that was given."""
+    """Name of the trial, or of a given point."""
     values: dict[str, float]
     first_loss: float
-    """What it was chosen for: of many noisy results the lowest is low by luck, too, so it says nothing more."""
+    """The loss it was selected by; biased low by the selection. NaN for a given point."""
     losses: tuple[float, ...]
-    """With fresh seeds, the same for every candidate."""
+    """Losses with fresh seeds, the same for every candidate."""
 
     @property
     def loss(self) -> float:
@@ -175,34 +173,34 @@ def retest(
     num_seeds: int = 2,
     points: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[Candidate]:
-    """Run the best trials, and points that something else proposes, with seeds that no trial had; the best mean first.
+    """Run the best trials and other given points with seeds that no trial used; returns the best mean first.
 
-    Each run is kept with the study as it ends, so an interrupted re-test goes on where it was. One process is enough:
-    two would do the same runs.
+    Each run is stored with the search when it ends, so an interrupted retest resumes. Use one process: several would
+    do the same runs.
     """
     if min(top, num_seeds) < 1:
-        raise UserError(f"a re-test needs at least one trial and one seed, got top={top} and num_seeds={num_seeds}.")
+        raise UserError(f"a retest needs at least one trial and one seed, got top={top} and num_seeds={num_seeds}.")
     study = _join(search)
     finite = sorted((t for t in _complete(study) if math.isfinite(t.value)), key=lambda t: (t.value, t.number))
     if not finite:
         raise UserError(
-            f"study {search.name!r} has no complete trial that did not diverge: run more, or search lower rates."
+            f"search {search.name!r} has no complete trial that did not diverge: run more, or search lower rates."
         )
     seeds = [_seed(search.seed, _RETESTS, index) for index in range(num_seeds)]
     chosen = [(f"trial {trial.number}", dict(trial.params), trial.value) for trial in finite[:top]]
     chosen += [(name, dict(point), math.nan) for name, point in (points or {}).items()]
-    found = []
+    candidates = []
     for name, values, first_loss in chosen:
         for seed in seeds:
             if _key(values, seed) not in study.user_attrs:
                 study.set_user_attr(_key(values, seed), _loss(evaluate, values, seed))
-        kept = study.user_attrs
-        found.append(Candidate(name, values, first_loss, tuple(kept[_key(values, seed)] for seed in seeds)))
-    return sorted(found, key=lambda candidate: candidate.loss)
+        stored = study.user_attrs
+        candidates.append(Candidate(name, values, first_loss, tuple(stored[_key(values, seed)] for seed in seeds)))
+    return sorted(candidates, key=lambda candidate: candidate.loss)
 
 
 def _loss(evaluate: Evaluate, values: dict[str, float], seed: int) -> float:
-    """inf for all that is not a finite number: optuna takes inf as a result, but NaN as a failure."""
+    """The loss, or inf if it is not finite: optuna accepts inf as a result, but treats NaN as a failure."""
     try:
         loss = float(evaluate(values, seed))
     except ArithmeticError:
@@ -219,58 +217,58 @@ def _seed(*parts: int) -> int:
 
 
 def _complete(study: Any) -> list[Any]:
-    complete = needed("optuna.trial").TrialState.COMPLETE
+    complete = require_hpo("optuna.trial").TrialState.COMPLETE
     return study.get_trials(deepcopy=False, states=(complete,))
 
 
 def _join(search: Search) -> Any:
-    """The optuna study, new or as it is."""
-    optuna = needed("optuna")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # `report` says what there is to say
+    """The optuna study of the search, created if it does not exist."""
+    optuna = require_hpo("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # progress goes through `report`
     study = optuna.create_study(
         study_name=search.name,
         storage=_open(search),
-        sampler=optuna.samplers.RandomSampler(seed=0),  # each trial brings its own
+        sampler=optuna.samplers.RandomSampler(seed=0),  # replaced for each trial
         load_if_exists=True,
     )
     wanted = {"seed": search.seed, "ranges": {name: list(pair) for name, pair in asdict(search.ranges).items()}}
-    began_with = study.user_attrs.get("search", wanted)
-    if began_with != wanted:
+    saved = study.user_attrs.get("search", wanted)
+    if saved != wanted:
         raise UserError(
-            f"study {search.name!r} began with {began_with}, and cannot go on with {wanted}: choose another name."
+            f"search {search.name!r} was started with {saved} and cannot continue with {wanted}: choose another name."
         )
     study.set_user_attr("search", wanted)
     return study
 
 
 def _open(search: Search) -> Any:
-    optuna = needed("optuna")
+    optuna = require_hpo("optuna")
     if "://" not in search.storage:
         Path(search.storage).parent.mkdir(parents=True, exist_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(search.storage)
         return optuna.storages.JournalStorage(backend)
-    sqlalchemy = needed("sqlalchemy")
-    # A database file is locked while one process writes: the others wait, instead of failing after five seconds.
+    sqlalchemy = require_hpo("sqlalchemy")
+    # SQLite locks its file while a process writes; the others wait up to 60 s instead of failing after 5.
     options = {"connect_args": {"timeout": 60}} if search.storage.startswith("sqlite") else {}
     for attempt in range(_OPENING_ATTEMPTS):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats are
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # for heartbeats
                 return optuna.storages.RDBStorage(
                     search.storage,
                     engine_kwargs=options,
                     heartbeat_interval=max(1, search.grace_seconds // 5),
                     grace_period=search.grace_seconds,
                 )
-        except sqlalchemy.exc.DBAPIError as error:  # two processes may create the tables at once: look again
+        except sqlalchemy.exc.DBAPIError as error:  # two processes may create the tables at once: try again
             if attempt == _OPENING_ATTEMPTS - 1:
                 shown = sqlalchemy.engine.make_url(search.storage).render_as_string(hide_password=True)
                 raise UserError(f"the database {shown} cannot be opened ({error.orig}).") from error
             time.sleep(0.1 * 2**attempt)
         except (sqlalchemy.exc.ArgumentError, ImportError, ValueError) as error:
-            kind = search.storage.partition("://")[0]  # a whole URL may hold a password
+            kind = search.storage.partition("://")[0]  # the full URL may contain a password
             raise UserError(
-                f"a database {kind}://... cannot be opened ({error.args[0]}): expected sqlite:///FILE, the URL of one "
-                "whose driver is installed, or a path for a journal file."
+                f"the database {kind}://... cannot be opened ({error.args[0]}): expected sqlite:///FILE, the URL of a "
+                "database whose driver is installed, or the path of a journal file."
             ) from error
     raise AssertionError("unreachable")

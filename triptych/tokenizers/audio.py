@@ -1,8 +1,8 @@
 """Audio tokenizers: neural codecs with residual codebooks, from `transformers`, and resampling.
 
-A second of sound is a fixed number of frames, a frame is one code from each codebook. Ids are written frame by frame,
-coarse to fine: c0 c1 c2 c3 | c0 c1 c2 c3 | ... With the paper's codec (Higgs Audio v2, the first 4 of its 8 codebooks,
-25 frames a second) 30 seconds are 3,000 ids.
+A codec has a fixed number of frames per second, and one code of each codebook per frame. Ids are written frame by
+frame, coarse to fine: c0 c1 c2 c3 | c0 c1 c2 c3 | ... With the paper's codec (Higgs Audio v2, the first 4 of its 8
+codebooks, 25 frames per second) 30 seconds are 3,000 ids.
 """
 
 import importlib
@@ -30,72 +30,75 @@ from triptych.vocab import Modality
 
 
 def load_audio_tokenizer(folder: Path) -> Tokenizer[Audio]:
-    """Load what `save` of a codec below, or of `MelRVQ`, wrote."""
+    """Load a saved `MelRVQ` or `Codec`."""
     folder = Path(folder)
     match read_spec(folder, ["mel-rvq", "higgs", "dac"])["kind"]:
         case "mel-rvq":
-            from triptych.tokenizers.mel_rvq import MelRVQ  # which itself resamples with what stands below
+            from triptych.tokenizers.mel_rvq import MelRVQ  # imports `resample` from here
 
             return MelRVQ.load(folder)
         case _:
             return Codec.load(folder)
 
 
-def resample(sound: Audio, rate: int) -> Audio:
-    """The same sound at another rate: a windowed sinc, flat to 90 % of the lower Nyquist frequency."""
-    if sound.rate == rate:
-        return sound
+def resample(audio: Audio, sample_rate: int) -> Audio:
+    """Convert to another sample rate by a windowed sinc, flat up to 90 % of the lower Nyquist frequency."""
+    if audio.sample_rate == sample_rate:
+        return audio
     from scipy.signal import firwin, resample_poly
 
-    # Rates without a common divisor would need a filter of tens of millions of taps, so the ratio is rounded to numbers
-    # up to 48,000: exact for all rates up to there and all usual ones beyond, inaudibly off for the rest.
-    slow, fast = sorted((rate, sound.rate))
+    # Rates without a common divisor would need a filter of tens of millions of taps, so the ratio is rounded to
+    # integers up to 48,000: exact for all rates up to 48 kHz and all usual ones above, inaudibly inexact for others.
+    slow, fast = sorted((sample_rate, audio.sample_rate))
     ratio = Fraction(fast, slow).limit_denominator(max(1, 48_000 * slow // fast))
     many, few = ratio.numerator, ratio.denominator
-    up, down = (many, few) if rate == fast else (few, many)
+    up, down = (many, few) if sample_rate == fast else (few, many)
     # 64 zero crossings on each side take the gain from 1 to -90 dB between 90 and 100 % of the lower Nyquist frequency.
     window = firwin(2 * 64 * many + 1, 0.95 / many, window=("kaiser", 9.0))
-    samples = resample_poly(sound.samples.astype(np.float64), up, down, window=window)
-    expected = -(-len(sound.samples) * rate // sound.rate)
-    return Audio(np.clip(_of_length(samples, expected), -1, 1).astype(np.float32), rate)
+    samples = resample_poly(audio.samples.astype(np.float64), up, down, window=window)
+    expected = -(-len(audio.samples) * sample_rate // audio.sample_rate)
+    return Audio(np.clip(_of_length(samples, expected), -1, 1).astype(np.float32), sample_rate)
 
 
 def _of_length(samples: np.ndarray, length: int) -> np.ndarray:
-    """Cut, or fill up with silence."""
+    """Cut, or pad with silence."""
     return np.pad(samples[:length], (0, max(0, length - len(samples))))
 
 
-def check_sound(sound: Audio, max_seconds: float) -> None:
-    """Refuse what no tokenizer can encode."""
-    if sound.samples.ndim != 1 or not len(sound.samples) or not np.isfinite(sound.samples).all():
-        raise DataError("a sound must be one channel of at least one sample, all finite.")
-    if len(sound.samples) > max_seconds * sound.rate:
-        raise DataError(f"the sound is {sound.seconds:.2f} s long, the limit is {max_seconds:g} s; cut it first.")
+def check_audio(audio: Audio, max_seconds: float) -> None:
+    """Refuse audio that no tokenizer can encode."""
+    if audio.samples.ndim != 1 or not len(audio.samples) or not np.isfinite(audio.samples).all():
+        raise DataError("audio must be one channel of at least one sample, all finite.")
+    if len(audio.samples) > max_seconds * audio.sample_rate:
+        raise DataError(f"the audio is {audio.seconds:.2f} s long, the limit is {max_seconds:g} s; cut it first.")
 
 
 def check_frames(ids: np.ndarray, codebooks: int, vocab_size: int) -> None:
-    """Refuse ids that are not whole frames of codes."""
+    """Refuse ids that are not complete frames."""
     if ids.ndim != 1 or len(ids) % codebooks:
-        raise UserError(f"audio ids come {codebooks} to a frame, got {ids.shape}.")
+        raise UserError(
+            f"expected a multiple of {codebooks} audio ids (one per codebook), got shape {list(ids.shape)}."
+        )
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-        raise UserError(f"audio token ids must lie in [0, {vocab_size}), got {ids.min()} to {ids.max()}.")
+        raise UserError(f"audio token ids must be in [0, {vocab_size}), got {ids.min()} to {ids.max()}.")
 
 
 # -- the tokenizer ----------------------------------------------------------------------------------------------------
 
 
 class Network(Protocol):
-    """What the tokenizer needs of a codec: codes of one waveform, and the waveform of codes."""
+    """A codec as the tokenizer uses it: a waveform to codes, and codes to a waveform."""
 
     kind: str
     model: Any
-    rate: int
-    hop: int
+    sample_rate: int
+    hop_length: int
+    """Samples per frame."""
     num_codebooks: int
     codebook_size: int
 
     def encode(self, wave_T: Tensor) -> Tensor:
-        """float [T], T a multiple of `hop` -> integer [K, F]"""
+        """float [T], T a multiple of `hop_length` -> integer [K, F]"""
         ...
 
     def decode(self, codes_KF: Tensor) -> Tensor:
@@ -107,8 +110,8 @@ class Network(Protocol):
 class Codec:
     """The first `codebooks` codebooks of a neural codec.
 
-    All codebooks share one range of ids, unless `codebook_offsets` gives each its own. Sounds are encoded one by one:
-    the padding of a batch would leak into the codes at the end of the shorter ones.
+    All codebooks share one range of ids, unless `codebook_offsets` gives each its own. Clips are encoded one by one:
+    the padding of a batch would change the last codes of the shorter ones.
     """
 
     modality = Modality.AUDIO
@@ -130,11 +133,11 @@ class Codec:
 
     @property
     def frame_rate(self) -> float:
-        return self.network.rate / self.network.hop
+        return self.network.sample_rate / self.network.hop_length
 
-    def num_frames(self, sound: Audio) -> int:
-        """Frames that cover the whole sound, in exact arithmetic: the last one may be partly silence."""
-        return -(-len(sound.samples) * self.network.rate // (sound.rate * self.network.hop))
+    def num_frames(self, audio: Audio) -> int:
+        """Frames that cover all samples, in exact arithmetic; the last one may be padded with silence."""
+        return -(-len(audio.samples) * self.network.sample_rate // (audio.sample_rate * self.network.hop_length))
 
     def to(self, device: str | torch.device) -> "Codec":
         self.network.model.to(device)
@@ -142,12 +145,12 @@ class Codec:
 
     @torch.no_grad()
     def encode(self, items: Sequence[Audio]) -> list[np.ndarray]:
-        return [self._encode_one(sound) for sound in items]
+        return [self._encode_one(audio) for audio in items]
 
-    def _encode_one(self, sound: Audio) -> np.ndarray:
-        check_sound(sound, self.max_seconds)
-        frames = self.num_frames(sound)
-        wave = _of_length(resample(sound, self.network.rate).samples, frames * self.network.hop)
+    def _encode_one(self, audio: Audio) -> np.ndarray:
+        check_audio(audio, self.max_seconds)
+        frames = self.num_frames(audio)
+        wave = _of_length(resample(audio, self.network.sample_rate).samples, frames * self.network.hop_length)
         codes_KF = self.network.encode(torch.from_numpy(wave).to(self.network.model.device))[: self.num_codebooks]
         if codes_KF.shape[1] != frames:
             raise CheckpointError(f"the codec made {codes_KF.shape[1]} frames of {len(wave)} samples, not {frames}.")
@@ -160,23 +163,25 @@ class Codec:
 
     @torch.no_grad()
     def decode(self, ids: Sequence[np.ndarray]) -> list[Audio]:
-        """Back to sound, at the codec's own rate. With offsets, ids in a wrong place are read modulo the size."""
+        """Audio at the codec's sample rate. With offsets, ids of a wrong codebook are read modulo the codebook size."""
         return [self._decode_one(np.asarray(row)) for row in ids]
 
     def _decode_one(self, row: np.ndarray) -> Audio:
         check_frames(row, self.num_codebooks, self.vocab_size)
         if not len(row):
-            return Audio(np.zeros(0, np.float32), self.network.rate)
+            return Audio(np.zeros(0, np.float32), self.network.sample_rate)
         codes_KF = row.reshape(-1, self.num_codebooks).T.astype(np.int64) % self.network.codebook_size
         wave = self.network.decode(torch.from_numpy(codes_KF).to(self.network.model.device)).float().cpu().numpy()
-        return Audio(np.clip(_of_length(wave, codes_KF.shape[1] * self.network.hop), -1, 1), self.network.rate)
+        return Audio(
+            np.clip(_of_length(wave, codes_KF.shape[1] * self.network.hop_length), -1, 1), self.network.sample_rate
+        )
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
     @cached_property
     def fingerprint(self) -> str:
-        # Not the library's own configuration, which gains fields with every release.
-        config = {"kind": self.kind, **self._choices, "rate": self.network.rate, "hop": self.network.hop}
+        # Without the library's own configuration, which gains fields with every release.
+        config = {"kind": self.kind, **self._choices, "rate": self.network.sample_rate, "hop": self.network.hop_length}
         weights = self.network.model.state_dict()
         return hash_arrays(config, {name: weight.cpu().numpy() for name, weight in weights.items()})
 
@@ -211,18 +216,18 @@ class Codec:
 
 @final
 class HiggsAudio:
-    """Higgs Audio v2: a DAC and a HuBERT, quantized together. 24 kHz, 25 frames a second, 8 codebooks of 1,024."""
+    """Higgs Audio v2: a DAC and a HuBERT, quantized together. 24 kHz, 25 frames per second, 8 codebooks of 1,024."""
 
     kind = "higgs"
 
     def __init__(self, model: Any):
         self.model = model
-        self.rate, self.hop = model.config.sample_rate, model.config.hop_length
+        self.sample_rate, self.hop_length = model.config.sample_rate, model.config.hop_length
         self.num_codebooks, self.codebook_size = model.config.num_quantizers, model.config.codebook_size
 
     @classmethod
     def from_pretrained(cls, source: str | Path, codebooks: int = 4, codebook_offsets: bool = False) -> Codec:
-        """The tokenizer from a local folder or a hub name ("bosonai/higgs-audio-v2-tokenizer")."""
+        """Load the tokenizer from a local folder or a hub name ("bosonai/higgs-audio-v2-tokenizer")."""
         return Codec(cls(_from_pretrained(higgs_model_class(), source)), codebooks, codebook_offsets)
 
     def encode(self, wave_T: Tensor) -> Tensor:
@@ -234,18 +239,18 @@ class HiggsAudio:
 
 @final
 class Dac:
-    """Descript Audio Codec. The 24 kHz one has 75 frames a second and 32 codebooks of 1,024."""
+    """Descript Audio Codec. The 24 kHz model has 75 frames per second and 32 codebooks of 1,024."""
 
     kind = "dac"
 
     def __init__(self, model: Any):
         self.model = model
-        self.rate, self.hop = model.config.sampling_rate, model.config.hop_length
+        self.sample_rate, self.hop_length = model.config.sampling_rate, model.config.hop_length
         self.num_codebooks, self.codebook_size = model.config.n_codebooks, model.config.codebook_size
 
     @classmethod
     def from_pretrained(cls, source: str | Path, codebooks: int = 4, codebook_offsets: bool = False) -> Codec:
-        """The tokenizer from a local folder or a hub name ("descript/dac_24khz")."""
+        """Load the tokenizer from a local folder or a hub name ("descript/dac_24khz")."""
         dac = require("transformers", "codecs", "the DAC tokenizer").DacModel
         return Codec(cls(_from_pretrained(dac, source)), codebooks, codebook_offsets)
 
@@ -257,8 +262,8 @@ class Dac:
 
 
 def _from_pretrained(model_class: Any, source: str | Path) -> Any:
-    """Load safetensors, never pickle, and insist that every weight was there: `transformers` would invent the rest."""
-    local = Path(source).is_dir()  # then never ask the network
+    """Load safetensors, never pickle. A missing weight is an error; `transformers` would initialise it randomly."""
+    local = Path(source).is_dir()  # then do not use the network
     try:
         with _quiet():
             model, report = model_class.from_pretrained(
@@ -267,7 +272,7 @@ def _from_pretrained(model_class: Any, source: str | Path) -> Any:
     except Exception as error:  # a missing file, no network, a wrong configuration, weights of another shape, ...
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"no {model_class.__name__} can be loaded from {str(source)!r} ({type(error).__name__}: {reason}). "
+            f"{model_class.__name__} cannot be loaded from {str(source)!r} ({type(error).__name__}: {reason}). "
             "Pass a local folder with config.json and model.safetensors."
         ) from error
     if report["missing_keys"]:
@@ -281,7 +286,7 @@ def _from_pretrained(model_class: Any, source: str | Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep `transformers` from drawing progress bars and tables; what matters becomes an error of ours."""
+    """Silence the progress bars and tables of `transformers`; problems are raised as errors."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -298,13 +303,13 @@ def _quiet() -> Iterator[None]:
 def higgs_model_class() -> Any:
     """`HiggsAudioV2TokenizerModel`, without torchaudio.
 
-    Its module imports torchaudio for one function, the resampling from 24 to 16 kHz. It always gets ours: ids should
-    not depend on what else is installed. The stand-in is in `sys.modules` only during that import.
+    Its module imports torchaudio for one function, the resampling from 24 to 16 kHz. It always gets the one below, so
+    that ids do not depend on installed packages. The stand-in is in `sys.modules` only during that import.
     """
     require("transformers", "codecs", "the Higgs Audio tokenizer")
     name = "transformers.models.higgs_audio_v2_tokenizer"
     for needed in ("transformers.audio_utils", "transformers.models.auto", "transformers.processing_utils", name):
-        importlib.import_module(needed)  # before the stand-in is there, so that none of them takes it for the real one
+        importlib.import_module(needed)  # before the stand-in, so that none of them uses it
     stand_in = ModuleType("torchaudio")
     stand_in.functional = ModuleType("torchaudio.functional")  # type: ignore[attr-defined]
     stand_in.functional.resample = _hann_resample
@@ -323,8 +328,8 @@ def higgs_model_class() -> Any:
 def _hann_resample(wave: Tensor, orig_freq: int, new_freq: int) -> Tensor:
     """[..., T] at one rate -> [..., ceil(T * new / orig)] at another, as torchaudio does by default.
 
-    The codec's semantic model was trained on this filter: a sinc cut off at 99 % of the lower Nyquist frequency, with
-    six zero crossings on each side under a Hann window.
+    The codec's semantic model was trained with this filter: a sinc with its cutoff at 99 % of the lower Nyquist
+    frequency and six zero crossings on each side, under a Hann window.
     """
     divisor = math.gcd(orig_freq, new_freq)
     old, new = orig_freq // divisor, new_freq // divisor

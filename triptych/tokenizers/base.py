@@ -1,4 +1,4 @@
-"""What every tokenizer can do, whatever its modality. Concrete classes are final: wrap them, do not subclass them."""
+"""The interface of all tokenizers. Concrete classes are final: wrap them, do not subclass them."""
 
 import hashlib
 import json
@@ -19,9 +19,9 @@ Item = TypeVar("Item")
 class Tokenizer(Protocol[Item]):
     """Item is `str` for text, `PIL.Image.Image` (RGB) for images, `Audio` for audio.
 
-    Encoding and decoding are batched and deterministic: an item's ids do not depend on what else is in the batch.
-    Ids are local (from 0), 1-D, int32. `fingerprint` is the SHA-256 of everything that decides an id's meaning.
-    A saved tokenizer is a folder with `tokenizer.json` (field "kind") beside its weights; no pickle.
+    Encoding and decoding are batched and deterministic: an item's ids do not depend on the rest of the batch.
+    Ids are local (from 0), 1-D, int32. `fingerprint` is the SHA-256 of everything that decides the meaning of an id.
+    A saved tokenizer is a folder with `tokenizer.json` (field "kind") and its weights, without pickle.
     """
 
     modality: Modality
@@ -43,18 +43,18 @@ class Tokenizer(Protocol[Item]):
 
 
 class ImageTokenizer(Tokenizer[Image], Protocol):
-    """Pictures become a square of codes, row by row from the top."""
+    """Encodes an image as a square of codes, row by row from the top."""
 
     @property
     def resolution(self) -> int:
-        """Pixels of a side."""
+        """Width and height of an image in pixels."""
 
     @property
     def tokens_per_image(self) -> int: ...
 
 
 class AudioTokenizer(Tokenizer[Audio], Protocol):
-    """Sounds become frames of as many ids as there are codebooks."""
+    """Encodes audio as frames of `num_codebooks` ids each."""
 
     @property
     def num_codebooks(self) -> int: ...
@@ -65,13 +65,13 @@ class AudioTokenizer(Tokenizer[Audio], Protocol):
 
 
 def write_spec(folder: Path, kind: str, **fields: Any) -> None:
-    """Write `tokenizer.json`, the file by which a saved tokenizer is recognised."""
+    """Write `tokenizer.json`, which identifies a saved tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps({"kind": kind, "version": 1, **fields}, indent=2) + "\n")
 
 
 def read_spec(folder: Path, known: Sequence[str] | None = None) -> dict[str, Any]:
-    """Read `tokenizer.json`; its kind must be one of `known`, if any are named."""
+    """Read `tokenizer.json`; its kind must be one of `known`, if given."""
     path = folder / "tokenizer.json"
     try:
         spec = json.loads(path.read_text())
@@ -79,8 +79,8 @@ def read_spec(folder: Path, known: Sequence[str] | None = None) -> dict[str, Any
         raise CheckpointError(f"{folder} holds no tokenizer: {path.name} is missing.") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}).") from error
-    fits = isinstance(spec, dict) and spec.get("version") == 1 and (known is None or spec.get("kind") in known)
-    if not fits:
+    is_known = isinstance(spec, dict) and spec.get("version") == 1 and (known is None or spec.get("kind") in known)
+    if not is_known:
         kinds = f"one of the kinds {', '.join(known)}" if known else "a kind of tokenizer"
         raise CheckpointError(f"{path} must name {kinds} (version 1), got {str(spec)[:200]}.")
     return spec

@@ -1,8 +1,8 @@
-"""The vocabulary and the three tokenizers that a model was trained with, saved beside it.
+"""The vocabulary and the tokenizers of a model, saved in one folder.
 
     vocab.json  text/tokenizer.json ...  image/tokenizer.json ...  audio/tokenizer.json ...
 
-A part is loaded when it is first used, so text work never loads an image decoder, and a bundle may lack parts.
+A tokenizer is loaded on first use, so text-only work never loads an image decoder. A bundle may lack tokenizers.
 """
 
 import shutil
@@ -13,15 +13,30 @@ from typing import Any, cast, final
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
 from triptych.tokenizers.base import AudioTokenizer, ImageTokenizer, Tokenizer, read_spec
-from triptych.vocab import Modality, Vocabulary
+from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 BUILTIN_TOKENIZERS = {"scenes": Path(__file__).parent.parent / "assets" / "tokenizers"}
-"""Bundles that come with the package, by name."""
+"""Bundles in the package, by name: "scenes" are the demo tokenizers, fitted to the built-in toy dataset."""
+
+PAPER_TOKENIZERS = "tokenizers/paper"
+"""Folder, relative to the working directory, in which the paper's recipes expect the paper's tokenizers."""
+
+_MAKE_PAPER = (
+    "triptych tokenizers make {folder} "
+    "--text cl100k_base --image movqgan_270M.ckpt --audio bosonai/higgs-audio-v2-tokenizer"
+)
+
+
+def vocabulary_of(source: str | Path) -> Vocabulary:
+    """The vocabulary of a bundle. Sizes of the paper's are known, so plans need no `PAPER_TOKENIZERS` folder."""
+    if Path(source) == Path(PAPER_TOKENIZERS) and not Path(source).exists():
+        return paper_vocabulary()
+    return TokenizerBundle.load(source).vocabulary
 
 
 @final
 class TokenizerBundle:
-    """Parts come from memory (`text`, `image`, `audio`) or, after `load`, from the subfolders of `folder`."""
+    """Tokenizers from memory (`text`, `image`, `audio`), or, after `load`, from the subfolders of `folder`."""
 
     def __init__(
         self,
@@ -37,15 +52,19 @@ class TokenizerBundle:
         given = {Modality.TEXT: text, Modality.IMAGE: image, Modality.AUDIO: audio}
         for modality, tokenizer in given.items():
             if tokenizer is not None:
-                self._keep(modality, tokenizer)
+                self._add(modality, tokenizer)
 
     @classmethod
     def load(cls, source: str | Path) -> "TokenizerBundle":
-        """Open a saved bundle by its folder, or an embedded one by name ("scenes")."""
+        """Open a saved bundle by its folder, or a built-in one by its name ("scenes")."""
         folder = BUILTIN_TOKENIZERS.get(str(source), Path(source))
         if not folder.is_dir():
             known = did_you_mean(str(source), list(BUILTIN_TOKENIZERS))
-            raise UserError(f"{str(source)!r} is neither a folder nor the name of embedded tokenizers.{known}")
+            make = _MAKE_PAPER.format(folder=source)
+            raise UserError(
+                f"{str(source)!r} is neither a folder of tokenizers nor the name of built-in ones.{known} "
+                f"Make a folder of the paper's tokenizers with `{make}`."
+            )
         if not (folder / "vocab.json").exists():
             raise CheckpointError(f"{folder} holds no tokenizers: vocab.json is missing.")
         bundle = cls(Vocabulary.load(folder / "vocab.json"))
@@ -71,7 +90,7 @@ class TokenizerBundle:
             origin = self.folder or "this tokenizer bundle"
             raise CheckpointError(f"{origin} has no {modality.name.lower()} tokenizer, which is needed here.")
         if modality not in self._parts:
-            self._keep(modality, _load(modality, self._folder_of(modality)))
+            self._add(modality, _load(modality, self._folder_of(modality)))
         return self._parts[modality]
 
     def __contains__(self, modality: Modality) -> bool:
@@ -82,12 +101,12 @@ class TokenizerBundle:
         assert self.folder is not None
         return self.folder / modality.name.lower()
 
-    def _keep(self, modality: Modality, tokenizer: Tokenizer[Any]) -> None:
-        expected, found = self.vocabulary.data_size(modality), tokenizer.vocab_size
-        if tokenizer.modality != modality or found != expected:
+    def _add(self, modality: Modality, tokenizer: Tokenizer[Any]) -> None:
+        expected, actual = self.vocabulary.data_size(modality), tokenizer.vocab_size
+        if tokenizer.modality != modality or actual != expected:
             raise CheckpointError(
                 f"the vocabulary has {expected} ids for {modality.name.lower()}, "
-                f"but the tokenizer makes {found} ids for {tokenizer.modality.name.lower()}."
+                f"but the tokenizer makes {actual} ids for {tokenizer.modality.name.lower()}."
             )
         self._parts[modality] = tokenizer
 
@@ -95,9 +114,9 @@ class TokenizerBundle:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """By modality ("text", "image", "audio"), for the parts there are.
+        """Fingerprints of the tokenizers by modality: "text", "image", "audio".
 
-        Those of a saved bundle are read from its files, so that starting never hashes a gigabyte; `verify` does.
+        Those of a saved bundle are read from `tokenizer.json`, without hashing the weights; `verify` hashes them.
         """
         return {m.name.lower(): self._stored(m) or self[m].fingerprint for m in Modality if m in self}
 
@@ -107,23 +126,23 @@ class TokenizerBundle:
         return read_spec(self._folder_of(modality)).get("fingerprint")
 
     def verify(self, modalities: Iterable[Modality] = Modality) -> None:
-        """Load parts and compare their weights with the fingerprints they were saved with."""
+        """Load tokenizers and compare their weights with the fingerprints they were saved with."""
         for modality in modalities:
             name = modality.name.lower()
             if name not in self.fingerprints:
                 continue
             expected = self.fingerprints[name]
-            found = self[modality].fingerprint
-            if found != expected:
+            actual = self[modality].fingerprint
+            if actual != expected:
                 raise CheckpointError(
                     f"the {name} tokenizer in {self.folder} is not the one that was saved: "
-                    f"its fingerprint is {found[:12]}…, expected {expected[:12]}…."
+                    f"its fingerprint is {actual[:12]}…, expected {expected[:12]}…."
                 )
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write all parts there are. What came from a folder is copied byte for byte."""
+        """Write all tokenizers. Those from a folder are copied byte for byte."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for modality in Modality:
@@ -136,7 +155,7 @@ class TokenizerBundle:
 
 
 def _load(modality: Modality, folder: Path) -> Tokenizer[Any]:
-    # Imported here, because the image and audio tokenizers bring torch, which text-only work can do without.
+    # Imported here: image and audio tokenizers import torch, which text-only work does not need.
     match modality:
         case Modality.TEXT:
             from triptych.tokenizers.text import load_text_tokenizer

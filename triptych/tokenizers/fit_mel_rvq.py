@@ -1,4 +1,4 @@
-"""Fit a `MelRVQ` on a set of sounds: principal components, one k-means after the other, then the spectrum decoder."""
+"""Fit a `MelRVQ` to audio clips: principal components, then k-means per codebook, then the spectrum decoder."""
 
 import math
 import time
@@ -18,7 +18,7 @@ Report = Callable[[str], None]
 
 
 def fit_mel_rvq(
-    sounds: Sequence[Audio],
+    clips: Sequence[Audio],
     num_codebooks: int,
     codes: int = 1024,
     components: int = 96,
@@ -27,35 +27,35 @@ def fit_mel_rvq(
     seed: int = 0,
     report: Report = print,
 ) -> MelRVQ:
-    """Fit quantiser and decoder; `decoder_steps=0` leaves the decoder out."""
+    """Fit the quantiser and the decoder; `decoder_steps=0` fits no decoder."""
     mel = mel or MelConfig()
     generator = torch.Generator().manual_seed(seed)
-    waves = [_whole_frames(sound, mel) for sound in sounds]
+    waves = [_whole_frames(clip, mel) for clip in clips]
     features = torch.cat([mel.log_mel(wave).reshape(-1, STACK * mel.bands) for wave in waves])
     mean = features.mean(0)
-    # Exact, of the small covariance: eigenvalues come in ascending order.
+    # Eigenvectors of the covariance; eigenvalues are in ascending order.
     basis = torch.linalg.eigh(torch.cov(features.T)).eigenvectors.flip(1)[:, :components].contiguous()
-    rest = (features - mean) @ basis
-    variance, codebooks = rest.square().sum(), []
+    residual = (features - mean) @ basis
+    variance, codebooks = residual.square().sum(), []
     report(f"{len(features):,} frames, {components} components")
     for number in range(num_codebooks):
-        book, chosen = kmeans(rest, codes, generator)
-        rest = rest - book[chosen]
-        codebooks.append(book)
-        report(f"codebook {number}: {float(rest.square().sum() / variance):.2%} of the variance left")
+        codebook, chosen = kmeans(residual, codes, generator)
+        residual = residual - codebook[chosen]
+        codebooks.append(codebook)
+        report(f"codebook {number}: {float(residual.square().sum() / variance):.2%} of the variance left")
     tokenizer = MelRVQ(mean, basis, torch.stack(codebooks), None, mel)
     if decoder_steps:
         tokenizer.decoder = fit_decoder(tokenizer, waves, decoder_steps, generator, report=report).eval()
     return tokenizer
 
 
-def _whole_frames(sound: Audio, mel: MelConfig) -> Tensor:
-    samples = resample(sound, mel.rate).samples
+def _whole_frames(clip: Audio, mel: MelConfig) -> Tensor:
+    samples = resample(clip, mel.rate).samples
     return torch.from_numpy(np.pad(samples, (0, -len(samples) % (mel.hop * STACK))).astype(np.float32))
 
 
 def kmeans(points: Tensor, num_centres: int, generator: torch.Generator, rounds: int = 15) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm [N, C] -> centres [K, C] and the centre of every point [N]; an empty centre starts anew."""
+    """Lloyd's algorithm: [N, C] -> centres [K, C] and the centre of every point [N]; empty centres are drawn again."""
     centres = points[torch.randperm(len(points), generator=generator)[:num_centres]].clone()
     for _ in range(rounds):
         nearest = _nearest(points, centres)
@@ -81,7 +81,7 @@ def fit_decoder(
     batch: int = 16,
     report: Report = print,
 ) -> SpectrumDecoder:
-    """Learn to draw the fine spectrum of the original from the quantised components of random crops."""
+    """Train the decoder to predict the fine spectrum from quantised components, on random crops."""
     mel = tokenizer.mel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
@@ -108,7 +108,7 @@ def fit_decoder(
             x.append(inputs[number][start : start + crop_frames])
             y.append(targets[number][start * STACK : (start + crop_frames) * STACK])
         target = torch.stack(y).float()
-        # Loud parts are heard: the weight grows with the level, but quiet parts keep some.
+        # Loud parts matter most to the ear: the weight grows with the level, with a minimum for quiet parts.
         weight = (target.exp() / 2).clamp(0.1, 1.0)
         loss = (weight * F.l1_loss(decoder(torch.stack(x)), target, reduction="none")).mean() / weight.mean()
         optimizer.zero_grad(set_to_none=True)

@@ -1,9 +1,9 @@
-"""Train a small MoVQ from scratch: reconstruction loss, straight-through codes, a codebook that follows its inputs.
+"""Train a small MoVQ from scratch: reconstruction loss, straight-through estimator, EMA codebook.
 
-The codebook is not trained by gradient: each code moves to the running mean of the latents it is nearest to, and a code
-that nothing uses is set on a latent of the current batch. That keeps all codes alive without a tuned loss weight.
+The codebook is not trained by gradient: each code is the moving average of the latents nearest to it, and an unused
+code is reset to a latent of the current batch. That keeps all codes in use without a tuned loss weight.
 
-A codebook with room to spare ends with many codes for nearly the same patch: `retire_codes` leaves one of each.
+A codebook larger than needed ends with many codes for nearly the same patch: `retire_codes` leaves one of each.
 """
 
 import math
@@ -21,8 +21,8 @@ from triptych.tokenizers.image import MoVQ
 # B batch, C channels, K codes, N latents in a batch
 
 
-class FollowingCodebook:
-    """Nearest-neighbour codes whose vectors are exponential moving averages of what they encode."""
+class EmaCodebook:
+    """A codebook whose vectors are exponential moving averages of the latents they encode."""
 
     def __init__(self, codes: Tensor, decay: float = 0.99):
         self.codes = codes  # [K, C], shared with the model's embedding
@@ -31,14 +31,15 @@ class FollowingCodebook:
         self.total = codes.clone()
 
     @torch.no_grad()
-    def place_on(self, latents: Tensor, generator: torch.Generator) -> None:
-        """Start from a random subset of real latents."""
+    def reset(self, latents: Tensor, generator: torch.Generator) -> None:
+        """Set the codes to randomly chosen latents."""
         self.codes.copy_(latents[torch.randint(len(latents), (len(self.codes),), generator=generator)])
         self.total.copy_(self.codes)
         self.count.fill_(1.0)
 
     @torch.no_grad()
-    def follow(self, latents: Tensor, indices: Tensor, generator: torch.Generator) -> None:
+    def update(self, latents: Tensor, indices: Tensor, generator: torch.Generator) -> None:
+        """Move each code towards the latents with its index, and reset unused codes."""
         count = torch.bincount(indices, minlength=len(self.codes)).float()
         total = torch.zeros_like(self.total).index_add_(0, indices, latents)
         self.count.mul_(self.decay).add_(count, alpha=1 - self.decay)
@@ -46,7 +47,7 @@ class FollowingCodebook:
         self.codes.copy_(self.total / self.count.clamp(min=1e-5)[:, None])
         dead = (self.count < 0.02).nonzero()[:, 0]
         if len(dead):
-            # On the worst-served latents: a random one is nearly always plain background.
+            # Drawn by their error: a uniformly drawn latent is nearly always plain background.
             error = (latents - self.codes[indices]).square().sum(1)
             chosen = torch.multinomial(error + 1e-12, len(dead), replacement=True, generator=generator)
             self.codes[dead] = latents[chosen]
@@ -70,15 +71,15 @@ def fit_movq(
     report: Callable[[dict[str, float]], None] | None = None,
     report_every: int = 100,
 ) -> None:
-    """Train a tokenizer's network in place on pictures [B, 3, H, W] in [-1, 1].
+    """Train a tokenizer's network in place on images [B, 3, H, W] in [-1, 1].
 
-    For the first `quantize_from` of the steps it is a plain autoencoder; then the codebook is placed on its latents.
+    For the first `quantize_from` of the steps it is a plain autoencoder; then the codebook starts from its latents.
     """
     generator = torch.Generator().manual_seed(seed)
     model = tokenizer.model
     codes = model.quantize.embedding.weight
     codes.requires_grad_(False)
-    codebook = FollowingCodebook(codes.data)
+    codebook = EmaCodebook(codes.data)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
     warmup = max(1, steps // 50)
@@ -99,14 +100,14 @@ def fit_movq(
             recent = [*recent[-9:], flat.detach()]
         else:
             if step == quantize_step:
-                codebook.place_on(torch.cat(recent), generator)
+                codebook.reset(torch.cat(recent), generator)
             indices = nearest_code(flat.detach(), codes)
             chosen = codes[indices].view(latents.movedim(1, -1).shape).movedim(-1, 1)
             commit = F.mse_loss(latents, chosen)
-            codebook.follow(flat.detach(), indices, generator)
+            codebook.update(flat.detach(), indices, generator)
             quantized = latents + (chosen - latents).detach()
         decoded = tokenizer.pixels(quantized)
-        # Most of a picture may be plain background: what differs from white counts more.
+        # Most of an image may be white background: other pixels have a larger weight.
         weight = 1 + 3 * (images.mean(1, keepdim=True) < 0.95)
         error = decoded - images
         loss = (weight * (error.square() + 0.2 * error.abs())).mean() + commitment * commit
@@ -129,45 +130,47 @@ def fit_movq(
     model.eval()
 
 
-FAR = 1e3  # where a retired code lies: no latent is ever nearest to it
+RETIRED_VALUE = 1e3  # of all components of a retired code: no latent is ever nearest to it
 
 
 @torch.no_grad()
 def retire_codes(
     tokenizer: MoVQ,
-    pictures: Sequence[Image.Image],
-    alike: float = 8.0,
+    images: Sequence[Image.Image],
+    max_difference: float = 8.0,
     report: Callable[[str], None] | None = None,
 ) -> list[int]:
-    """Take codes out of use, in place, so that a picture drawn from codes is read back as those codes; say which.
+    """Retire codes in place, so that a decoded image is encoded back to the same codes; returns their indices.
 
-    Out goes what no picture uses and, of two codes one of which is read as the other after decoding, the rarer, if
-    the decoded patches differ by less than `alike` of 255 on average: those that differ more are worth an error.
-    Ids keep their meaning, and pictures that used no retired code keep theirs.
+    Two kinds of codes are retired: those that no image uses, and the rarer of two codes that are confused when a
+    decoded image is encoded again, if the decoded patches differ by less than `max_difference` (of 255) on average.
+    Ids keep their meaning, and images without retired codes keep their ids.
     """
     codes = tokenizer.model.quantize.embedding.weight
-    use = np.bincount(np.concatenate(tokenizer.encode(pictures)), minlength=len(codes))
+    use = np.bincount(np.concatenate(tokenizer.encode(images)), minlength=len(codes))
     retired: set[int] = set()
     more = set(np.flatnonzero(use == 0).tolist())
     while True:
         retired |= more
-        codes[sorted(retired)] = FAR
-        ids = np.stack(tokenizer.encode(pictures))
-        drawn = tokenizer.decode(list(ids))
-        again = np.stack(tokenizer.encode(drawn))
+        codes[sorted(retired)] = RETIRED_VALUE
+        ids = np.stack(tokenizer.encode(images))
+        decoded = tokenizer.decode(list(ids))
+        again = np.stack(tokenizer.encode(decoded))
         if report:
-            report(f"{len(codes) - len(retired)} codes in use, {np.mean(ids != again):.2%} of patches read otherwise")
-        difference = _patch_difference(tokenizer, drawn, tokenizer.decode(list(again)))
-        confused = (ids != again) & (difference < alike)
+            report(
+                f"{len(codes) - len(retired)} codes in use, {np.mean(ids != again):.2%} of patches change their code"
+            )
+        difference = _patch_difference(tokenizer, decoded, tokenizer.decode(list(again)))
+        confused = (ids != again) & (difference < max_difference)
         pairs = set(zip(ids[confused].tolist(), again[confused].tolist()))
         more = {one if use[one] < use[other] else other for one, other in pairs}
-        if not more:  # each round takes one at least, and leaves one of every pair
+        if not more:  # each round retires at least one code, and leaves one of every pair
             return sorted(retired)
 
 
-def _patch_difference(tokenizer: MoVQ, some: Sequence[Image.Image], others: Sequence[Image.Image]) -> np.ndarray:
-    """[pictures, patches] mean absolute difference of pixels, of 255."""
-    pixels = [np.stack([np.asarray(picture, np.float32) for picture in pictures]) for pictures in (some, others)]
+def _patch_difference(tokenizer: MoVQ, first: Sequence[Image.Image], second: Sequence[Image.Image]) -> np.ndarray:
+    """[images, patches] mean absolute difference of pixel values (0 to 255)."""
+    pixels = [np.stack([np.asarray(image, np.float32) for image in images]) for images in (first, second)]
     size = tokenizer.resolution // tokenizer.grid
-    patches = np.abs(pixels[0] - pixels[1]).reshape(len(some), tokenizer.grid, size, tokenizer.grid, size, 3)
-    return patches.mean((2, 4, 5)).reshape(len(some), -1)
+    patches = np.abs(pixels[0] - pixels[1]).reshape(len(first), tokenizer.grid, size, tokenizer.grid, size, 3)
+    return patches.mean((2, 4, 5)).reshape(len(first), -1)

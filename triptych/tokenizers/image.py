@@ -1,7 +1,7 @@
-"""Image tokenizer: MoVQ, a convolutional autoencoder whose latents are codes and whose decoder's norms see those codes.
+"""Image tokenizer: MoVQ, a convolutional VQ autoencoder whose decoder norms are modulated by the codes.
 
 The network is `diffusers.VQModel(norm_type="spatial")`, the architecture of SBER-MoVQGAN. The same class holds the
-paper's tokenizer (270M parameters, 256 x 256 pixels -> 32 x 32 codes of 16,384) and the small one that is shipped.
+paper's tokenizer (270M parameters, 256 x 256 pixels -> 32 x 32 codes of 16,384) and the small demo tokenizer.
 """
 
 import json
@@ -31,7 +31,7 @@ _SBER = {"67M": (128, 2), "102M": (128, 4), "270M": (256, 2)}  # width of the fi
 
 
 def load_image_tokenizer(folder: Path) -> Tokenizer[Image.Image]:
-    """Load what `MoVQ.save` wrote."""
+    """Load a saved `MoVQ`."""
     return MoVQ.load(Path(folder))
 
 
@@ -46,11 +46,11 @@ def small_config(
     groups: int = 32,
     patch: int = 1,
 ) -> dict[str, Any]:
-    """A MoVQ that halves the picture once per level but the last, with attention at the last level, as SBER's.
+    """A MoVQ that halves the image at every level but the last, with attention at the last level, like SBER's.
 
-    With a `patch` above 1 the network sees a picture folded into patches of that many pixels a side, which is cheaper
-    than halving it at full width. `groups` is for the encoder's norms; the decoder's always have 32, so widths must be
-    multiples of 32.
+    With a `patch` above 1 the image is first folded into patches of that width (`pixel_unshuffle`), which is cheaper
+    than halving at full resolution. `groups` is for the norms of the encoder; those of the decoder always have 32, so
+    widths must be multiples of 32.
     """
     if len(channels) < 2 or any(width % 32 or width % groups for width in channels):
         raise UserError(f"channels must be two or more multiples of 32 and of groups={groups}, got {tuple(channels)}.")
@@ -83,16 +83,16 @@ def sber_config(size: str = "270M") -> dict[str, Any]:
 
 @final
 class MoVQ:
-    """A picture of `resolution` x `resolution` pixels <-> `grid` x `grid` codes, row by row.
+    """An image of `resolution` x `resolution` pixels <-> `grid` x `grid` codes, row by row.
 
-    Pictures of another size are fitted on a white square first.
+    Images of another size are first fitted into a white square.
 
-    Every forward pass has exactly `batch_size` pictures, the last one filled up with copies: convolutions round
-    differently for another batch shape (2e-6 on CPU), which now and then moves a latent to another code. So an item's
-    ids never depend on its batch mates. More than 1 pays on a GPU.
+    Every forward pass has exactly `batch_size` images; the last one is filled up with copies. Convolutions round
+    differently for another batch shape (2e-6 on CPU), which can move a latent to another code. So the ids of an image
+    never depend on the rest of the batch. Values above 1 are faster on a GPU.
 
-    A `local` one encodes every patch alone, so that a code says what its patch shows and nothing else. An encoder that
-    sees the whole picture gives the same patch many codes: finer pictures, but to a model of codes that is noise.
+    With `local`, the encoder sees one patch at a time, so a code depends on its patch alone. An encoder that sees the
+    whole image gives the same patch many codes: finer images, but noise for a model that predicts codes.
     """
 
     kind = "movq"
@@ -103,8 +103,8 @@ class MoVQ:
         self.model = model.eval()
         self.resolution, self.batch_size, self.local = resolution, batch_size, local
         if local and model.config.block_out_channels[-1] < 4 * model.config.norm_num_groups:
-            # A patch alone is one vector in the end, of which norms over single channels leave nothing.
-            raise UserError("a local MoVQ needs at least 4 channels to a group in its last level.")
+            # A single patch ends as one vector; norms over single channels would reduce it to zero.
+            raise UserError("a local MoVQ needs at least 4 channels per group in its last level.")
         self.patch = math.isqrt(model.config.in_channels // 3)
         factor = self.patch * 2 ** (len(model.config.block_out_channels) - 1)
         if resolution < factor or resolution % factor:
@@ -113,7 +113,7 @@ class MoVQ:
 
     @classmethod
     def small(cls, resolution: int = 64, seed: int = 0, local: bool = False, **config: Any) -> "MoVQ":
-        """An untrained one; `config` goes to `small_config`."""
+        """An untrained MoVQ; `config` are arguments of `small_config`."""
         from diffusers import VQModel
 
         with torch.random.fork_rng(devices=[]):
@@ -122,7 +122,7 @@ class MoVQ:
 
     @classmethod
     def from_sber(cls, path: str | Path, size: str = "270M", resolution: int = 256) -> "MoVQ":
-        """Load an original `movqgan_*.ckpt`. Save the result to have it as safetensors."""
+        """Load an original `movqgan_*.ckpt`. `save` converts it to safetensors."""
         return cls.from_original(path, sber_config(size), resolution)
 
     @classmethod
@@ -137,7 +137,7 @@ class MoVQ:
         try:
             config = json.loads((folder / "config.json").read_text())
             config = {name: value for name, value in config.items() if not name.startswith("_")}
-            config["lookup_from_codebook"] = False  # a habit of `VQModel.decode`; we look codes up ourselves
+            config["lookup_from_codebook"] = False  # an option of `VQModel.decode`, which is not used
             weights = load_file(folder / _WEIGHTS)
         except (OSError, ValueError, AttributeError, SafetensorError) as error:
             raise CheckpointError(
@@ -156,8 +156,8 @@ class MoVQ:
     def save(self, folder: str | Path, half: bool = False) -> None:
         """Write a folder that `load` and diffusers can read.
 
-        `half` stores float16: half the size, but a tokenizer of its own with its own fingerprint, as rounding moves
-        some codes. Tokenize data with what is loaded back.
+        `half` stores float16: half the size, but a different tokenizer with its own fingerprint, because rounding
+        changes some codes. Tokenize data with the loaded one.
         """
         weights = {name: weight.half() if half else weight for name, weight in self._weights().items()}
         fingerprint = self._hash({name: weight.float() for name, weight in weights.items()})
@@ -187,7 +187,7 @@ class MoVQ:
         return {name: weight.cpu().contiguous() for name, weight in self.model.state_dict().items()}
 
     def _hash(self, weights: Mapping[str, Tensor]) -> str:
-        # Not the whole configuration, which gains fields with new releases of diffusers.
+        # Without the rest of the configuration, which gains fields with new releases of diffusers.
         decisive = {name: self.model.config[name] for name in small_config()}
         config = {"kind": self.kind, "resolution": self.resolution, "model": decisive}
         if self.local:
@@ -200,7 +200,7 @@ class MoVQ:
         ids: list[np.ndarray] = []
         for batch in _batches(images, self.batch_size):
             latents_BCHW = self.latents(torch.from_numpy(to_pixels(batch)).to(self.model.device))
-            for latents_CHW in latents_BCHW:  # one by one: the distances to 16,384 codes take 64 MB per picture
+            for latents_CHW in latents_BCHW:  # one by one: the distances to 16,384 codes take 64 MB per image
                 codes = self.model.quantize(latents_CHW[None])[2][2]
                 ids.append(codes.cpu().numpy().astype(np.int32))
         return ids[: len(images)]
@@ -209,10 +209,10 @@ class MoVQ:
     def decode(self, ids: Sequence[np.ndarray]) -> list[Image.Image]:
         for row in ids:
             if np.shape(row) != (self.tokens_per_image,):
-                raise UserError(f"a picture has {self.tokens_per_image} tokens, got {np.shape(row)}.")
+                raise UserError(f"an image has {self.tokens_per_image} tokens, got {np.shape(row)}.")
             if np.min(row) < 0 or np.max(row) >= self.vocab_size:
                 raise UserError(
-                    f"image token ids must lie in [0, {self.vocab_size}), got {np.min(row)} to {np.max(row)}."
+                    f"image token ids must be in [0, {self.vocab_size}), got {np.min(row)} to {np.max(row)}."
                 )
         images: list[Image.Image] = []
         for batch in _batches(list(ids), self.batch_size):
@@ -223,17 +223,17 @@ class MoVQ:
         return images[: len(ids)]
 
     def latents(self, pixels_BCHW: Tensor) -> Tensor:
-        """[B, C, grid, grid] what the encoder makes of pictures in [-1, 1]: one vector for each patch."""
+        """Images in [-1, 1] -> [B, C, grid, grid]: the encoder's output, one vector per patch."""
         if not self.local:
             return self.model.encode(F.pixel_unshuffle(pixels_BCHW, self.patch)).latents
         size = self.resolution // self.grid
         patches = pixels_BCHW.unfold(2, size, size).unfold(3, size, size)  # [B, C, grid, grid, size, size]
-        alone = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, pixels_BCHW.shape[1], size, size)
-        latents_nC = self.model.encode(F.pixel_unshuffle(alone, self.patch)).latents[:, :, 0, 0]
+        single = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, pixels_BCHW.shape[1], size, size)
+        latents_nC = self.model.encode(F.pixel_unshuffle(single, self.patch)).latents[:, :, 0, 0]
         return latents_nC.view(len(pixels_BCHW), self.grid, self.grid, -1).movedim(-1, 1)
 
     def pixels(self, latents_BCHW: Tensor) -> Tensor:
-        """What the decoder makes of a grid of vectors: pictures in about [-1, 1]."""
+        """[B, C, grid, grid] -> the decoder's output: images in about [-1, 1]."""
         return F.pixel_shuffle(self.model.decode(latents_BCHW, force_not_quantize=True).sample, self.patch)
 
 
@@ -241,7 +241,7 @@ T = TypeVar("T")
 
 
 def _batches(items: list[T], size: int) -> Iterator[list[T]]:
-    """Batches of exactly `size`; the last repeats its first item where there are none left."""
+    """Batches of exactly `size`; the last is filled up with copies of its first item."""
     for start in range(0, len(items), size):
         batch = items[start : start + size]
         yield batch + batch[:1] * (size - len(batch))
@@ -251,7 +251,7 @@ def _batches(items: list[T], size: int) -> Iterator[list[T]]:
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The weights in a .ckpt. Only tensors are unpickled; a file that needs code to run is refused."""
+    """The weights in a .ckpt. Only tensors are unpickled; a file that would run code is refused."""
     try:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -259,8 +259,8 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds pickled objects other than tensors, or is no checkpoint at all; it was not loaded. "
-            "Save its state_dict alone, where you trust it, and load that."
+            f"{path} holds pickled objects other than tensors, or is not a checkpoint; it was not loaded. "
+            "If you trust it, save its state_dict alone and load that."
         ) from error
     except Exception as error:  # a damaged pickle or zip raises nearly anything
         raise CheckpointError(
@@ -273,19 +273,19 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def _build(config: Mapping[str, Any], weights: Mapping[str, Tensor], origin: Path) -> Any:
-    """A network of that configuration with exactly those weights, as float32."""
+    """A network with this configuration and exactly these weights, as float32."""
     from diffusers import VQModel
 
     try:
         with torch.device("meta"):
             model: Any = VQModel(**config)
-    except Exception as error:  # what a wrong value breaks first is up to diffusers
+    except Exception as error:  # diffusers raises many kinds of errors for a wrong value
         raise CheckpointError(f"{origin} does not describe a VQModel ({type(error).__name__}: {error}).") from error
     expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    found = {name: tuple(weight.shape) for name, weight in weights.items()}
-    if expected != found:
-        missing, unexpected = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-        differing = [f"{n} {found[n]} for {expected[n]}" for n in expected if n in found and found[n] != expected[n]]
+    actual = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if expected != actual:
+        missing, unexpected = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
+        differing = [f"{n} {actual[n]} for {expected[n]}" for n in expected if n in actual and actual[n] != expected[n]]
         parts = {"missing": missing, "unexpected": unexpected, "of another shape": differing}
         raise CheckpointError(
             f"the weights in {origin} do not fit this MoVQ: "
@@ -296,7 +296,7 @@ def _build(config: Mapping[str, Any], weights: Mapping[str, Tensor], origin: Pat
             )
             + "."
         )
-    # Copied, so that the model does not hang on to the file.
+    # Copied, so that the model does not keep the file open.
     owned = {name: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
     model.load_state_dict(owned, assign=True)
     return model

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms and the way back: spectrum from mels, phases by fast Griffin-Lim. Plain torch, no torchaudio."""
+"""Log-mel spectrograms and their inversion: spectrum from mels, phases by fast Griffin-Lim. Needs no torchaudio."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class MelConfig:
-    """One spectrogram frame every 10 ms of 16 kHz sound by default."""
+    """Log-mel spectrogram; by default one frame per 10 ms of audio at 16 kHz."""
 
     rate: int = 16_000
     hop: int = 160
@@ -20,7 +20,7 @@ class MelConfig:
     bands: int = 80
     top_hz: float = 8000.0
     floor: float = 1e-3
-    """Mel magnitudes below this are silence; keeps breath noise from costing codes."""
+    """Mel magnitudes below this count as silence, so that breath noise uses no codes."""
 
     @cached_property
     def filters(self) -> Tensor:
@@ -62,7 +62,7 @@ class MelConfig:
 
 
 def griffin_lim(magnitude: Tensor, config: MelConfig, iterations: int = 32, momentum: float = 0.99) -> Tensor:
-    """[T, F] -> [S] sound with that magnitude (Perraudin et al. 2013), from a fixed random phase: deterministic."""
+    """[T, F] -> [S] audio with that magnitude (Perraudin et al. 2013); the random phase has a fixed seed."""
     num_samples = len(magnitude) * config.hop
     target = torch.cat([magnitude, magnitude[-1:]]).T  # centred frames: one more than hops
     generator = torch.Generator().manual_seed(0)

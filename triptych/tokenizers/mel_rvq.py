@@ -1,10 +1,10 @@
-"""The embedded audio tokenizer: residual vector quantisation of stacked log-mels, 25 frames a second, fitted on CPU.
+"""The demo audio tokenizer: residual vector quantisation of stacked log-mels, 25 frames per second, fitted on a CPU.
 
-    sound -> log-mels at 100 Hz -> stacks of 4 -> principal components -> k nearest codes, each of what is left -> ids
-    ids   -> sum of codes -> spectrum (a small convolutional network) -> Griffin-Lim phases -> sound
+    audio -> log-mels at 100 Hz -> stacks of 4 -> principal components -> residual quantisation -> ids
+    ids   -> sum of codes -> spectrum (a small convolutional network) -> Griffin-Lim phases -> audio
 
-The network draws a spectrum fine enough to show the voice's harmonics, which mel bands blur; see docs/tokenizers.md for
-what it gains over inverting the mels directly.
+The network predicts a spectrum fine enough for the harmonics of speech, which mel bands blur. docs/tokenizers.md
+compares it with direct inversion of the mels.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from triptych.errors import CheckpointError
-from triptych.tokenizers.audio import check_frames, check_sound, resample
+from triptych.tokenizers.audio import check_audio, check_frames, resample
 from triptych.tokenizers.base import hash_arrays, read_spec, write_spec
 from triptych.tokenizers.mel import MelConfig, griffin_lim
 from triptych.utils.media import Audio
@@ -55,7 +55,7 @@ class SpectrumDecoder(nn.Module):
 
 
 class _Block(nn.Module):
-    """Depthwise convolution over time, then a pointwise MLP, around a residual."""
+    """Residual block: depthwise convolution over time, then a pointwise MLP."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -71,7 +71,7 @@ class _Block(nn.Module):
 
 @final
 class MelRVQ:
-    """Fitted by `triptych.tokenizers.fit_mel_rvq`."""
+    """Log-mels, principal components and residual codebooks. Fitted by `triptych.tokenizers.fit_mel_rvq`."""
 
     modality = Modality.AUDIO
 
@@ -86,7 +86,7 @@ class MelRVQ:
     ):
         """mean [4 M], basis [4 M, C], codebooks [K, codes, C]. Without a decoder the mels are inverted directly.
 
-        `codebook_offsets` gives each codebook ids of its own; by default they share them, as in the paper.
+        `codebook_offsets` gives each codebook its own range of ids; by default they share one, as in the paper.
         """
         self.mean, self.basis, self.codebooks = mean, basis, codebooks
         self.decoder = decoder.eval() if decoder else None
@@ -94,7 +94,7 @@ class MelRVQ:
         self.codebook_offsets = codebook_offsets
 
     def without_decoder(self) -> "MelRVQ":
-        """The same codes, with the mels inverted directly: what the network is measured against."""
+        """The same codes with direct inversion of the mels: the baseline of the network."""
         return MelRVQ(self.mean, self.basis, self.codebooks, None, self.mel, self.codebook_offsets)
 
     @property
@@ -124,35 +124,35 @@ class MelRVQ:
 
     @torch.no_grad()
     def encode(self, items: Sequence[Audio]) -> list[np.ndarray]:
-        """Frame after frame, coarse to fine: 25 frames a second, at least 2, the last filled up with silence."""
-        return [self.quantize(self.components(sound)).flatten().numpy().astype(np.int32) for sound in items]
+        """Frame by frame, coarse to fine: 25 frames per second, at least 2, the last padded with silence."""
+        return [self.quantize(self.components(audio)).flatten().numpy().astype(np.int32) for audio in items]
 
-    def components(self, sound: Audio) -> Tensor:
+    def components(self, audio: Audio) -> Tensor:
         """The continuous features [N, C] that are quantised."""
-        check_sound(sound, MAX_SECONDS)
-        samples = torch.from_numpy(np.ascontiguousarray(resample(sound, self.mel.rate).samples, dtype=np.float32))
+        check_audio(audio, MAX_SECONDS)
+        samples = torch.from_numpy(np.ascontiguousarray(resample(audio, self.mel.rate).samples, dtype=np.float32))
         samples = nn.functional.pad(samples, (0, -len(samples) % self.samples_per_frame))
-        # The spectrogram mirrors half a window at the ends, so it needs at least two token frames.
+        # The spectrogram reflects half a window at the ends, so it needs at least two token frames.
         samples = nn.functional.pad(samples, (0, max(0, 2 * self.samples_per_frame - len(samples))))
         stacked = self.mel.log_mel(samples).reshape(-1, STACK * self.mel.bands)
         return (stacked - self.mean) @ self.basis
 
     def quantize(self, components_NC: Tensor) -> Tensor:
-        """[N, C] -> ids [N, K]: each codebook takes the code nearest to what those before it left."""
-        rest, chosen = components_NC, []
+        """[N, C] -> ids [N, K]: each codebook takes the code nearest to the residual of those before it."""
+        residual, chosen = components_NC, []
         for number, codes in enumerate(self.codebooks):
-            index = (codes.square().sum(1) - 2 * rest @ codes.T).argmin(1)
-            rest = rest - codes[index]
+            index = (codes.square().sum(1) - 2 * residual @ codes.T).argmin(1)
+            residual = residual - codes[index]
             chosen.append(index + (number * len(codes) if self.codebook_offsets else 0))
         return torch.stack(chosen, dim=1)
 
     def dequantize(self, ids_NK: Tensor) -> Tensor:
         """Ids [N, K] -> [N, C], the sum of their codes."""
         if self.codebook_offsets:
-            ids_NK = ids_NK % self.codebooks.shape[1]  # an id in a wrong place is read as that place's
+            ids_NK = ids_NK % self.codebooks.shape[1]  # an id of the wrong codebook is read modulo the codebook size
         return sum(codes[ids] for codes, ids in zip(self.codebooks, ids_NK.T))
 
-    # -- sound --------------------------------------------------------------------------------------------------------
+    # -- audio --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def decode(self, ids: Sequence[np.ndarray]) -> list[Audio]:
@@ -192,7 +192,7 @@ class MelRVQ:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def save(self, folder: Path, half: bool = False) -> None:
-        """`half` stores float16, which makes a tokenizer of its own: tokenize data with what is loaded back."""
+        """`half` stores float16: a different tokenizer with its own fingerprint. Tokenize data with the loaded one."""
         tensors = {name: tensor.half() if half else tensor for name, tensor in self._tensors().items()}
         fingerprint = self._hash({name: tensor.float() for name, tensor in tensors.items()})
         write_spec(folder, "mel-rvq", vocab_size=self.vocab_size, fingerprint=fingerprint, **self._config())
@@ -213,4 +213,4 @@ class MelRVQ:
                 )
             return cls(tensors["mean"], tensors["basis"], tensors["codebooks"], decoder, mel, spec["codebook_offsets"])
         except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
-            raise CheckpointError(f"{folder} holds no usable mel-rvq tokenizer ({error}).") from error
+            raise CheckpointError(f"{folder} is not a usable mel-rvq tokenizer ({error}).") from error

@@ -1,12 +1,12 @@
-"""Names of weights: from the original MoVQGAN code to diffusers' `VQModel`, for any depth."""
+"""Weight names of the original MoVQGAN code as names of diffusers' `VQModel`, for any depth."""
 
 import re
 from collections.abc import Mapping
 
 from torch import Tensor
 
-# Applied in this order to every name. Levels of the decoder count from the picture in the original and from the latents
-# in diffusers, so `up_blocks` is turned around afterwards.
+# Applied in this order to every name. Decoder levels count from the image in the original and from the latents in
+# diffusers, so the order of `up_blocks` is reversed afterwards.
 _RENAMES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -29,14 +29,15 @@ _ATTENTION_WEIGHT = re.compile(r"\.to_(q|k|v|out\.0)\.weight$")
 
 
 def to_diffusers(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights of an encoder, a decoder and a codebook; leave out what only training needs."""
-    kept = {name: weight for name, weight in original.items() if not name.startswith(_TRAINING_ONLY)}
-    levels = 1 + max((int(found[1]) for name in kept if (found := re.match(r"decoder\.up\.(\d+)\.", name))), default=0)
+    """Rename the weights of the encoder, the decoder and the codebook; drop those that only training needs."""
+    weights = {name: weight for name, weight in original.items() if not name.startswith(_TRAINING_ONLY)}
+    matches = (re.match(r"decoder\.up\.(\d+)\.", name) for name in weights)
+    levels = 1 + max((int(match[1]) for match in matches if match), default=0)
     renamed = {}
-    for name, weight in kept.items():
+    for name, weight in weights.items():
         for pattern, replacement in _RENAMES:
             name = pattern.sub(replacement, name)
-        name = re.sub(r"\.up_blocks\.(\d+)\.", lambda found: f".up_blocks.{levels - 1 - int(found[1])}.", name)
+        name = re.sub(r"\.up_blocks\.(\d+)\.", lambda match: f".up_blocks.{levels - 1 - int(match[1])}.", name)
         if _ATTENTION_WEIGHT.search(name):
             weight = weight.reshape(weight.shape[:2])  # a 1x1 convolution is a linear map
         renamed[name] = weight

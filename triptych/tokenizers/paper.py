@@ -1,4 +1,4 @@
-"""A bundle of the paper's tokenizers, from the files their authors published."""
+"""A bundle of the paper's tokenizers from their published files."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def paper_bundle(
     codec: str = "higgs",
     codebooks: int = 4,
 ) -> TokenizerBundle:
-    """Load the parts that are given; ids for the others are kept free at the paper's sizes.
+    """Load the given tokenizers. The others keep ids reserved at the paper's sizes, so that they can be added later.
 
     `text` is "cl100k_base", a ranks file or a folder with one; `image` an original .ckpt or a diffusers folder;
     `audio` a folder or hub name for `transformers`.
@@ -31,9 +31,9 @@ def paper_bundle(
     if image is not None:
         from triptych.tokenizers.image import MoVQ
 
-        whole_folder = Path(image).is_dir()
+        is_folder = Path(image).is_dir()
         parts["image"] = (
-            MoVQ.from_folder(image, resolution) if whole_folder else MoVQ.from_sber(image, image_size, resolution)
+            MoVQ.from_folder(image, resolution) if is_folder else MoVQ.from_sber(image, image_size, resolution)
         )
     if audio is not None:
         from triptych.tokenizers.audio import Dac, HiggsAudio
@@ -41,7 +41,7 @@ def paper_bundle(
         load = {"higgs": HiggsAudio.from_pretrained, "dac": Dac.from_pretrained}[codec]
         parts["audio"] = load(audio, codebooks)
     if not parts:
-        raise UserError("no tokenizer was given: name the source of the text, the image or the audio tokenizer.")
+        raise UserError("no tokenizer was given: give the source of the text, image or audio tokenizer.")
     sizes = {name: getattr(paper_vocabulary(), name) for name in ("text", "image", "audio")}
     sizes |= {name: tokenizer.vocab_size for name, tokenizer in parts.items()}
     return TokenizerBundle(Vocabulary(**sizes), **parts)

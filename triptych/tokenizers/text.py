@@ -1,8 +1,8 @@
-"""Text tokenizers: a byte-level BPE that is trained here, and OpenAI's cl100k_base.
+"""Text tokenizers: a byte-level BPE trained here, and OpenAI's cl100k_base.
 
-Both work on the UTF-8 bytes of the text and never normalize: decoding gives back exactly the text that was encoded.
-Neither knows special tokens, which belong to the unified vocabulary: a text that spells "<|mask|>" is plain text.
-Bytes that are no UTF-8, which a model can well produce, decode to U+FFFD.
+Both encode the UTF-8 bytes of the text without normalization, so decoding returns exactly the encoded text, white space
+and line breaks included. Neither has special tokens, which belong to the unified vocabulary: a text that contains
+"<|mask|>" is plain text. Token sequences that are not valid UTF-8, which a model can generate, decode to U+FFFD.
 """
 
 import base64
@@ -26,16 +26,16 @@ from triptych.vocab import Modality
 
 
 def load_text_tokenizer(folder: Path) -> Tokenizer[str]:
-    """Load what `save` of one of the classes below wrote."""
+    """Load a saved `ByteBPE` or `Tiktoken`."""
     folder = Path(folder)
     kinds: dict[str, type[ByteBPE] | type[Tiktoken]] = {ByteBPE.kind: ByteBPE, Tiktoken.kind: Tiktoken}
     return kinds[read_spec(folder, list(kinds))["kind"]].load(folder)
 
 
 def _encodable(texts: Iterable[str]) -> Iterator[str]:
-    """Pass texts on, after making sure that they have a UTF-8 form at all."""
+    """Yield the texts, after checking that each can be encoded as UTF-8."""
     if isinstance(texts, str):
-        raise UserError("expected a list of texts, got one text; put it into a list.")
+        raise UserError("expected a list of texts, got one string; put it into a list.")
     for index, text in enumerate(texts):
         try:
             text.encode("utf-8")
@@ -50,15 +50,15 @@ def _encodable(texts: Iterable[str]) -> Iterator[str]:
 def _check_range(ids: Sequence[np.ndarray], size: int) -> None:
     for row in ids:
         if len(row) and not 0 <= np.min(row) <= np.max(row) < size:
-            raise UserError(f"text token ids must lie in [0, {size}), got {np.min(row)} to {np.max(row)}.")
+            raise UserError(f"text token ids must be in [0, {size}), got {np.min(row)} to {np.max(row)}.")
 
 
 @final
 class ByteBPE:
-    """Byte-pair encoding over the 256 bytes, pre-split into words as GPT-2 does.
+    """Byte-level byte-pair encoding, with GPT-2's split into words.
 
-    `merges` decide everything: ids 0-255 are the bytes in the order of `alphabet`, each merge adds the next id.
-    Bytes are written as GPT-2's printable stand-ins ("Ġ" is a space), so the saved file is readable.
+    `merges` define the vocabulary: ids 0-255 are the bytes in the order of `alphabet`, each merge adds the next id.
+    Bytes are written as GPT-2's printable characters ("Ġ" is a space), so the saved file is readable.
     """
 
     kind = "byte-bpe"
@@ -77,7 +77,7 @@ class ByteBPE:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "ByteBPE":
-        """Learn merges from texts; their order does not matter. Stops early when no pair of tokens occurs twice."""
+        """Learn merges from texts, in any order. Stops early when no pair of tokens occurs twice."""
         if vocab_size < 256:
             raise UserError(f"vocab_size must be at least 256, one id per byte; got {vocab_size}.")
         pipeline = Pipeline(models.BPE())
@@ -126,7 +126,7 @@ class ByteBPE:
 
 
 def _split_words() -> pre_tokenizers.PreTokenizer:
-    """GPT-2's split. A prefix space would be a character that decoding cannot tell from the text's own."""
+    """GPT-2's split, without a prefix space, which decoding could not distinguish from a space of the text."""
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
@@ -135,7 +135,7 @@ _CL100K_URL = f"https://openaipublic.blob.core.windows.net/encodings/{_CL100K_FI
 _CL100K_CACHED = hashlib.sha1(_CL100K_URL.encode()).hexdigest()  # how tiktoken names the file in TIKTOKEN_CACHE_DIR
 _CL100K_SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
 _CL100K_SIZE = 100_277
-# How cl100k_base splits text into words, part of its definition: another split gives other ids from the same ranks.
+# The split of cl100k_base into words, part of its definition: another split gives other ids.
 _CL100K_SPLIT = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
@@ -144,9 +144,9 @@ _CL100K_SPLIT = (
 
 @final
 class Tiktoken:
-    """cl100k_base. Its 100,277 ids are 100,256 pieces of text, then OpenAI's specials and a hole between them.
+    """cl100k_base. Its 100,277 ids are 100,256 pieces of text, then OpenAI's special tokens with unused ids between.
 
-    Encoding never makes the latter; decoding drops them.
+    Encoding never gives ids above the pieces; decoding drops them.
     """
 
     kind = "tiktoken"
@@ -154,28 +154,28 @@ class Tiktoken:
 
     def __init__(self, ranks_file: bytes, *, vocab_size: int = _CL100K_SIZE, sha256: str = _CL100K_SHA256):
         """`ranks_file` is the content of a .tiktoken file: lines of base64 bytes and their rank."""
-        found = hashlib.sha256(ranks_file).hexdigest()
-        if found != sha256:
+        actual = hashlib.sha256(ranks_file).hexdigest()
+        if actual != sha256:
             raise CheckpointError(
-                f"the tiktoken ranks have SHA-256 {found[:12]}…, expected {sha256[:12]}…: damaged or another encoding."
+                f"the tiktoken ranks have SHA-256 {actual[:12]}…, expected {sha256[:12]}…: damaged or another encoding."
             )
         self.vocab_size, self._ranks_file, self._sha256 = vocab_size, ranks_file, sha256
         ranks = _parse_ranks(ranks_file)
         self._num_pieces = len(ranks)
         if not 256 <= self._num_pieces <= vocab_size:
             raise CheckpointError(f"expected 256 to {vocab_size} tiktoken ranks, got {self._num_pieces}.")
-        # Without special tokens inside, no text can be taken for one.
+        # Without special tokens, no text can be encoded as one.
         self._encoding = tiktoken.Encoding(
             "cl100k_base", pat_str=_CL100K_SPLIT, mergeable_ranks=ranks, special_tokens={}
         )
 
     @classmethod
     def from_pretrained(cls, source: str | Path = "cl100k_base") -> "Tiktoken":
-        """Load from a ranks file, from a folder with one (as TIKTOKEN_CACHE_DIR), or download "cl100k_base"."""
+        """Load a ranks file, or one in a folder (such as TIKTOKEN_CACHE_DIR), or download "cl100k_base"."""
         if source == "cl100k_base":
             try:
                 return cls(read_file_cached(_CL100K_URL, _CL100K_SHA256))  # looks into TIKTOKEN_CACHE_DIR first
-            except (OSError, ValueError) as error:  # all that `requests` raises is one of the two
+            except (OSError, ValueError) as error:  # `requests` raises one of the two
                 raise UserError(
                     f"cl100k_base cannot be downloaded ({type(error).__name__}). Pass the path of a local "
                     f"{_CL100K_FILE}, or put that file into $TIKTOKEN_CACHE_DIR as {_CL100K_CACHED}."

@@ -1,13 +1,13 @@
-"""Checkpoints: folders of safetensors and JSON, written aside and published by a rename, checked by SHA-256.
+"""Checkpoints: folders of safetensors and JSON, written to a temporary folder, then renamed; verified by SHA-256.
 
 RUN/checkpoints/step-00001000/
-    shard-00001-*.safetensors   what rank 0 holds of every tensor: "model/NAME", "ema/NAME", "optimizer/NAME/exp_avg"
-    shard-00002-*.safetensors   what rank 1 holds ...
+    shard-00001-*.safetensors   rank 0's part of every tensor: "model/NAME", "ema/NAME", "optimizer/NAME/exp_avg"
+    shard-00002-*.safetensors   rank 1's part ...
     state.json                  step, position in the data, configuration, vocabulary, tokenizers
     manifest.json               SHA-256 of the other files; written last
 
-The shards are those of torch.distributed.checkpoint in its safetensors form: where a piece belongs stands in its file's
-header, so any number of ranks reads what any other number wrote, and nothing is ever unpickled.
+The shards have the safetensors format of torch.distributed.checkpoint (DCP), whose file headers say where each part of
+a tensor belongs. So any number of ranks can read what any other number has written, and nothing is ever unpickled.
 """
 
 import hashlib
@@ -28,30 +28,31 @@ from torch import Tensor, nn
 
 from triptych.errors import CheckpointError
 from triptych.training.ranks import Ranks
+from triptych.utils.files import with_retries
+from triptych.utils.legacy import with_current_keys, with_current_model_keys
 
 _PARTIAL, _BAD = ".partial-", "bad-"
 _VERSION = 2
 _STATE, _MANIFEST = "state.json", "manifest.json"
-_PATIENCE = (0.1, 0.5, 2.0)  # seconds before a file that cannot be read is tried again
-# One process without a process group is what most of our users have, and no reason to warn.
+# DCP warns about a process without a process group, which is the usual case here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
-# -- what is saved ----------------------------------------------------------------------------------------------------
+# -- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def run_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None) -> dict[str, Tensor]:
-    """All that training changes, by name: no numbering that a change of groups could shift. Nothing is copied."""
-    found = {f"model/{name}": value for name, value in model.state_dict().items()}
+    """All tensors that training changes, by parameter name rather than by index in a group. Nothing is copied."""
+    tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
     if ema is not None:
-        found |= {f"ema/{name}": value for name, value in ema.state_dict().items()}
+        tensors |= {f"ema/{name}": value for name, value in ema.state_dict().items()}
     for name, parameter in model.named_parameters():
-        found |= {f"optimizer/{name}/{key}": value for key, value in optimizer.state[parameter].items()}
-    return found
+        tensors |= {f"optimizer/{name}/{key}": value for key, value in optimizer.state[parameter].items()}
+    return tensors
 
 
 def init_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer's state before its first step, which it would else make by itself: now it can be loaded into."""
+    """Create the optimizer's state before its first step, so that a checkpoint can be loaded into it."""
     for _, parameter in model.named_parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -64,103 +65,106 @@ def init_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 @dataclass(frozen=True)
-class Saved:
-    """How a save ended, the same on all ranks."""
+class SaveResult:
+    """The outcome of a save, the same on all ranks."""
 
     step: int
     path: Path | None
-    """None if it could not be written; then the newest checkpoint is the one before."""
+    """Folder of the checkpoint; None if it could not be written."""
     problem: str = ""
+    """Why it could not be written."""
     blocked: float = 0.0
     """Seconds that training waited for it."""
     seconds: float = 0.0
-    """Seconds from its beginning to the rename."""
+    """Seconds from the start of the save to the rename."""
 
 
-class Saver:
-    """Writes checkpoints beside the training: tensors are copied, then written, hashed and published in a thread.
+class AsyncCheckpointer:
+    """Saves checkpoints in the background: tensors are copied, then written, hashed and published in a thread.
 
-    Never two at a time: a save that is due while another is being written waits for it.
+    There is at most one save at a time: the next one waits for it.
     """
 
     def __init__(self, folder: Path, keep: int, ranks: Ranks = Ranks()):  # noqa: B008 (frozen)
         self.folder, self.keep, self.ranks = folder, keep, ranks
-        self._beside = ranks.new_group()
+        self._thread_ranks = ranks.new_group()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: Future[Saved] | None = None
+        self._pending: Future[SaveResult] | None = None
         self._blocked = 0.0
 
     @property
-    def is_busy(self) -> bool:
+    def is_saving(self) -> bool:
+        """Whether there is a save whose result `wait` has not returned yet."""
         return self._pending is not None
 
     @property
     def is_done(self) -> bool:
-        """Whether what was begun has ended, well or not, and this rank knows."""
+        """Whether that save has succeeded or failed on this rank."""
         return self._pending is not None and self._pending.done()
 
-    def begin(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> list[Saved]:
-        """Copy what is to be saved and begin to write it. All ranks must call it.
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> list[SaveResult]:
+        """Copy the tensors and start to write them. All ranks must call it.
 
-        Returns how the save before ended, if it had to be waited for, and why this one cannot begin, if it cannot.
+        Returns the result of the previous save, if it was still pending, and of this one if it could not start.
         """
-        before = [self.finish()] if self._pending is not None else []
-        began = time.monotonic()
+        previous = [self.wait()] if self._pending is not None else []
+        start = time.monotonic()
         partial = self.folder / f"{_PARTIAL}{_name(step)}"
-        problem = self.ranks.broadcast(_try_to_begin(self.folder, partial) if self.ranks.is_rank0 else "")
+        problem = self.ranks.broadcast(_prepare(self.folder, partial) if self.ranks.is_rank0 else "")
         if problem:
-            return [*before, Saved(step, None, problem)]
+            return [*previous, SaveResult(step, None, problem)]
         writing = dcp.async_save(
             dict(tensors),
             storage_writer=dcp.HuggingFaceStorageWriter(str(partial), save_distributed=True),
-            process_group=self._beside.group,
+            process_group=self._thread_ranks.group,
             no_dist=self.ranks.size == 1,
         )
         assert isinstance(writing, Future)
-        self._pending = self._thread.submit(self._complete, writing, partial, {"step": step, **state}, began)
-        self._blocked = time.monotonic() - began
-        return before
+        self._pending = self._thread.submit(self._complete, writing, partial, {"step": step, **state}, start)
+        self._blocked = time.monotonic() - start
+        return previous
 
-    def finish(self) -> Saved:
-        """Wait for what was begun."""
+    def wait(self) -> SaveResult:
+        """Wait for the pending save."""
         assert self._pending is not None
-        began = time.monotonic()
-        saved = self._pending.result()
+        start = time.monotonic()
+        result = self._pending.result()
         self._pending = None
-        return replace(saved, blocked=self._blocked + time.monotonic() - began)
+        return replace(result, blocked=self._blocked + time.monotonic() - start)
 
     def close(self) -> None:
-        """Let what was begun end. Among several ranks nobody waits for it: another one may be gone."""
+        """Let the pending save finish. With several ranks nobody waits for it: another rank may be dead."""
         self._thread.shutdown(wait=self.ranks.size == 1)
 
-    def _complete(self, writing: "Future[Any]", partial: Path, state: dict[str, Any], began: float) -> Saved:
-        """Hash what this rank has written; the first one publishes it, and tells the others how that ended."""
-        mine: dict[str, str] | str
+    def _complete(self, writing: "Future[Any]", partial: Path, state: dict[str, Any], start: float) -> SaveResult:
+        """Hash what this rank has written; rank 0 publishes the checkpoint and sends the outcome to the others."""
+        hashes_or_problem: dict[str, str] | str
         try:
             writing.result()
-            mine = {path.name: sha256(path) for path in partial.glob(f"shard-{self.ranks.rank + 1:05d}-*")}
-        except (Exception, dcp.CheckpointException) as error:  # the second, of any rank, is no Exception
-            mine = _reason(error)
-        found, path = self._beside.gather(mine), None
-        problem = next((each for each in found if isinstance(each, str)), "")
+            hashes_or_problem = {path.name: sha256(path) for path in partial.glob(f"shard-{self.ranks.rank + 1:05d}-*")}
+        except (Exception, dcp.CheckpointException) as error:  # CheckpointException is a BaseException
+            hashes_or_problem = _reason(error)
+        parts, path = self._thread_ranks.gather(hashes_or_problem), None
+        problem = next((part for part in parts if isinstance(part, str)), "")
         if self.ranks.is_rank0:
             try:
                 if not problem:
-                    hashes = {name: value for each in found if isinstance(each, dict) for name, value in each.items()}
+                    hashes = {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
                     path = publish(self.folder, partial, state, hashes, self.keep)
             except OSError as error:
                 problem = _reason(error)
             if problem:
                 shutil.rmtree(partial, ignore_errors=True)
-        path, problem = self._beside.broadcast((path, problem))
-        return Saved(state["step"], path, problem, seconds=time.monotonic() - began)
+        path, problem = self._thread_ranks.broadcast((path, problem))
+        return SaveResult(state["step"], path, problem, seconds=time.monotonic() - start)
 
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _try_to_begin(folder: Path, partial: Path) -> str:
+def _prepare(folder: Path, partial: Path) -> str:
+    """Create the temporary folder and delete old ones; returns why it cannot, or ""."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(f"{_PARTIAL}*"):
@@ -172,7 +176,7 @@ def _try_to_begin(folder: Path, partial: Path) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """One line of why a file could not be written."""
+    """One line that says why a file could not be written or read."""
     for inner in getattr(error, "failures", {}).values():  # DCP: rank -> (error, stack)
         return _reason(inner[0] if isinstance(inner, tuple) else inner)
     if isinstance(error, OSError) and error.strerror:
@@ -181,10 +185,10 @@ def _reason(error: BaseException) -> str:
 
 
 def publish(folder: Path, partial: Path, state: dict[str, Any], hashes: dict[str, str], keep: int) -> Path:
-    """Give a written checkpoint its name, then delete all but the newest `keep`."""
-    unseen = [name for name in hashes if not (partial / name).is_file()]
-    if unseen:
-        raise OSError(f"{unseen[0]} cannot be seen by the first rank: all nodes must share the folder of the run")
+    """Rename a written checkpoint to its final name, then delete all but the newest `keep`."""
+    missing = [name for name in hashes if not (partial / name).is_file()]
+    if missing:
+        raise OSError(f"rank 0 cannot see {missing[0]}: all nodes must share the folder of the run")
     (partial / _STATE).write_text(json.dumps(state, indent=2) + "\n")
     hashes = {**hashes, _STATE: sha256(partial / _STATE)}
     manifest = {"format": "triptych-checkpoint", "version": _VERSION, "sha256": hashes}
@@ -192,27 +196,30 @@ def publish(folder: Path, partial: Path, state: dict[str, Any], hashes: dict[str
     for path in (partial / _STATE, partial / _MANIFEST, partial):
         _sync(path)
     final, replaced = folder / _name(state["step"]), folder / f"{_PARTIAL}replaced"
-    if final.exists():  # the same step was saved before a stop: what is there was published whole, but may be older
+    if final.exists():  # the same step was saved before; the existing checkpoint is complete, but may be older
         os.replace(final, replaced)
     os.replace(partial, final)
     _sync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
-    for old in _superfluous(list_checkpoints(folder), keep):
+    for old in _expired(list_checkpoints(folder), keep):
         shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def _superfluous(found: list[Path], keep: int) -> list[Path]:
-    """All but the newest ones, and the newest one that a run may be rolled back to."""
-    old = found[:-keep]
-    if not any(is_anchor(path) for path in found[-keep:]):
-        anchors = [path for path in old if is_anchor(path)]
-        old = [path for path in old if path not in anchors[-1:]]
+def _expired(checkpoints: list[Path], keep: int) -> list[Path]:
+    """All but the newest `keep` and the newest rollback target."""
+    old = checkpoints[:-keep]
+    if not any(is_rollback_target(path) for path in checkpoints[-keep:]):
+        targets = [path for path in old if is_rollback_target(path)]
+        old = [path for path in old if path not in targets[-1:]]
     return old
 
 
-def is_anchor(path: Path) -> bool:
-    """Whether a checkpoint was saved when it was due, and not because of a stop: there it is in every run alike."""
+def is_rollback_target(path: Path) -> bool:
+    """Whether a run may roll back to this checkpoint: one saved on schedule, not by a stop.
+
+    An interrupted run and an uninterrupted one have the same scheduled checkpoints, so they roll back to the same one.
+    """
     try:
         return bool(read_state(path).get("guard", {}).get("is_anchor"))
     except CheckpointError:
@@ -220,7 +227,7 @@ def is_anchor(path: Path) -> bool:
 
 
 def check_writable(folder: Path) -> None:
-    """Find out before the first step whether there is a place for checkpoints."""
+    """Raise an error before the first step if checkpoints cannot be written."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -232,11 +239,11 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
-# -- finding and reading ----------------------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 class CheckpointUnavailable(CheckpointError):
-    """A checkpoint that may be whole, but cannot be used here and now: it is left where it is."""
+    """A checkpoint that may be valid, but cannot be read now or by this version. It is left where it is."""
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -245,9 +252,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each newer one that was not: those are set aside.
+    """The newest valid checkpoint, and a message for each newer one that is damaged; those are renamed to bad-*.
 
-    If there are checkpoints and none is whole, that is an error: nothing is ever begun anew in silence.
+    Checkpoints of which none is valid are an error: a run never restarts from step 0 silently.
     """
     bad: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -257,101 +264,103 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
         except CheckpointUnavailable:
             raise
         except CheckpointError as error:
-            aside = _set_aside(path)
-            bad.append(f"{error} It was set aside as {aside.name}.")
+            renamed = _rename_to_bad(path)
+            bad.append(f"{error} It was renamed to {renamed.name}.")
     if bad or any(folder.glob(f"{_BAD}*")):
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole: {' '.join(bad) or 'all were set aside before.'} "
-            "Restore one from a copy, or begin anew with another --out."
+            f"no checkpoint in {folder} is valid: {' '.join(bad) or f'all were renamed to {_BAD}* before.'} "
+            "Restore one from a copy, or start a new run with another --out."
         )
     return None, []
 
 
-def _set_aside(path: Path) -> Path:
+def _rename_to_bad(path: Path) -> Path:
     number = 0
-    while (aside := path.with_name(f"{_BAD}{path.name}{f'-{number}' if number else ''}")).exists():
+    while (renamed := path.with_name(f"{_BAD}{path.name}{f'-{number}' if number else ''}")).exists():
         number += 1
-    os.replace(path, aside)
-    return aside
+    os.replace(path, renamed)
+    return renamed
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Refuse a checkpoint that is not exactly what was written; returns its state."""
+    """Raise an error unless the checkpoint is exactly what was written; returns its state."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         if isinstance(manifest["version"], int) and manifest["version"] != _VERSION:
             raise CheckpointUnavailable(
-                f"{path} is a checkpoint of version {manifest['version']}, and this software reads version {_VERSION}: "
-                "use the Triptych that wrote it, or begin anew with another --out."
+                f"{path} is a checkpoint of version {manifest['version']}, but this software reads version {_VERSION}. "
+                "Use the version of Triptych that wrote it, or start a new run with another --out."
             )
         if manifest["format"] != "triptych-checkpoint":
             raise ValueError(f"it is a {manifest['format']}")
         expected: dict[str, str] = dict(manifest["sha256"])
-        there = {each.name for each in path.iterdir()} - {_MANIFEST}
+        present = {file.name for file in path.iterdir()} - {_MANIFEST}
     except CheckpointUnavailable:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint ({error!r}).") from error
-    if there != expected.keys():
-        missing, strange = sorted(expected.keys() - there), sorted(there - expected.keys())
+        raise CheckpointError(f"{path} is not a complete checkpoint ({error!r}).") from error
+    if present != expected.keys():
+        missing, extra = sorted(expected.keys() - present), sorted(present - expected.keys())
         what = "; ".join(
-            f"{word} {', '.join(names)}" for word, names in (("without", missing), ("with", strange)) if names
+            f"{word} {', '.join(names)}" for word, names in (("missing", missing), ("unexpected", extra)) if names
         )
-        raise CheckpointError(f"{path} is not a whole checkpoint ({what}).")
+        raise CheckpointError(f"{path} is not a complete checkpoint ({what}).")
     with ThreadPoolExecutor(4) as threads:
-        found = dict(zip(expected, threads.map(lambda name: _sha256_or_reason(path / name), expected)))
+        actual = dict(zip(expected, threads.map(lambda name: _sha256_of_file(path / name), expected)))
     for name in sorted(expected):
-        if found[name] != expected[name]:
+        if actual[name] != expected[name]:
             raise CheckpointError(f"{path / name} is damaged: its SHA-256 is not the one in {_MANIFEST}.")
     return read_state(path)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself."""
+    """The contents of `state.json`, with current configuration keys."""
     try:
         state = json.loads((path / _STATE).read_text())
         if not isinstance(state["step"], int) or not isinstance(state.get("guard", {}), dict):
             raise TypeError("step or guard")
+        for key, rename in (("config", with_current_keys), ("shape", with_current_model_keys)):
+            if key in state:
+                state[key] = rename(state[key])
         return state
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path / _STATE} is not the state of a run ({error!r}).") from error
 
 
 def load_into(path: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
-    """Fill tensors from a checkpoint that was verified, whatever number of ranks wrote it. All ranks must call it."""
+    """Fill tensors from a verified checkpoint, whatever number of ranks wrote it. All ranks must call it."""
     reader = dcp.HuggingFaceStorageReader(str(path))
     try:
         dcp.load(tensors, storage_reader=reader, no_dist=ranks.size == 1)
-    except (Exception, dcp.CheckpointException) as error:  # the second, of any rank, is no Exception
+    except (Exception, dcp.CheckpointException) as error:  # CheckpointException is a BaseException
         raise CheckpointError(f"{path} does not fit this run: {_reason(error)}") from error
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds of the weights, whole, on the CPU."""
+    """A checkpoint, or parts of one, with full tensors on the CPU."""
 
     step: int
     state: dict[str, Any]
     tensors: dict[str, Tensor]
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors of "model", "ema" or "optimizer", without that in front."""
+        """The tensors of "model", "ema" or "optimizer", without that prefix."""
         return {key.partition("/")[2]: value for key, value in self.tensors.items() if key.startswith(f"{name}/")}
 
 
 def load(path: Path, *parts: str) -> Checkpoint:
-    """Read a checkpoint, or the parts of it that are named, in one process, after comparing all files with their
-    checksums."""
+    """Verify a checkpoint and read it, or only the named parts of it, in one process."""
     state = verify(path)
     try:
-        found = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    except Exception as error:  # of safetensors, or of what a header says
-        raise CheckpointError(f"{path} holds something else than the tensors of a run: {_reason(error)}") from error
-    wanted = {name: meta for name, meta in found.items() if not parts or name.partition("/")[0] in parts}
+        metadata = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    except Exception as error:  # of safetensors, or a malformed header
+        raise CheckpointError(f"{path} does not hold the tensors of a run: {_reason(error)}") from error
+    wanted = {name: meta for name, meta in metadata.items() if not parts or name.partition("/")[0] in parts}
     tensors = {
         name: torch.empty(meta.size, dtype=meta.properties.dtype)
         for name, meta in wanted.items()
-        if isinstance(meta, dcp.TensorStorageMetadata)  # safetensors hold nothing else
+        if isinstance(meta, dcp.TensorStorageMetadata)  # always true of safetensors
     }
     load_into(path, tensors, Ranks())
     return Checkpoint(state["step"], {key: value for key, value in state.items() if key != "step"}, tensors)
@@ -362,19 +371,16 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sha256_or_reason(path: Path) -> str:
+def _sha256_of_file(path: Path) -> str:
+    """The hash of a regular file; reads that fail are tried again, because that is not damage."""
     if path.is_symlink():
         return "a link"
-    for wait in (*_PATIENCE, None):
-        try:
-            return sha256(path)
-        except OSError as error:  # a bad moment of the file system, and no damage
-            if wait is None:
-                raise CheckpointUnavailable(
-                    f"{path} cannot be read ({_reason(error)}). Is the file system there?"
-                ) from error
-            time.sleep(wait)
-    raise AssertionError
+    try:
+        return with_retries(lambda: sha256(path), OSError)
+    except OSError as error:
+        raise CheckpointUnavailable(
+            f"{path} cannot be read ({_reason(error)}). Is the file system available?"
+        ) from error
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Records first: one JSON line per event in RUN/records.jsonl. Console, TensorBoard and plots read the same events."""
+"""Records of a run: one JSON line per event in RUN/records.jsonl. Console, TensorBoard and plots use these events."""
 
 import contextlib
 import json
@@ -14,23 +14,24 @@ from typing import Any, Protocol
 import torch
 
 import triptych
+from triptych.utils.legacy import with_current_keys
 
 
-class Listener(Protocol):
-    """Hears every event as it is recorded."""
+class Logger(Protocol):
+    """Receives every event as it is recorded."""
 
     def __call__(self, event: dict[str, Any]) -> None: ...
 
 
 class RunLog:
-    """Appends events to a file and tells the listeners.
+    """Appends events to a file and passes them to loggers.
 
-    After a resume the file still holds what came behind the checkpoint; `rewind` drops that, so that every step is
-    there once.
+    When a run resumes, the file may hold events after the checkpoint; `rewind` drops them, so that no step is in it
+    twice.
     """
 
-    def __init__(self, path: Path, listeners: list[Listener]):
-        self.path, self.listeners = path, list(listeners)
+    def __init__(self, path: Path, loggers: list[Logger]):
+        self.path, self.loggers = path, list(loggers)
         self._unwritten: list[str] = []
         self._is_failing = False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,60 +39,67 @@ class RunLog:
     def rewind(self, step: int) -> None:
         if not self.path.exists():
             return
-        kept = [event for event in read_records(self.path) if event.get("step", 0) <= step]
+        events = [event for event in _read_events(self.path) if event.get("step", 0) <= step]
         temporary = self.path.with_suffix(".partial")
-        temporary.write_text("".join(json.dumps(_plain(event), allow_nan=False) + "\n" for event in kept))
+        temporary.write_text("".join(json.dumps(_finite(event), allow_nan=False) + "\n" for event in events))
         os.replace(temporary, self.path)
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        event = _plain({"kind": kind, "time": round(time.time(), 3), **fields})
+        event = _finite({"kind": kind, "time": round(time.time(), 3), **fields})
         self._unwritten.append(json.dumps(event, allow_nan=False) + "\n")
         self._write()
-        for listener in list(self.listeners):
+        for logger in list(self.loggers):
             try:
-                listener(event)
-            except Exception as error:  # whatever a tracker is made of: training does not depend on it
-                self.listeners.remove(listener)
-                _warn(f"{type(listener).__name__} no longer hears of this run: it failed with {error!r}")
+                logger(event)
+            except Exception as error:  # training does not depend on a logger
+                self.loggers.remove(logger)
+                _warn(f"{type(logger).__name__} gets no more events of this run: it failed with {error!r}")
 
     def _write(self) -> None:
-        """What cannot be written now, as on a full disk, is written with what comes next."""
+        """Write pending events; those that cannot be written now, as on a full disk, are written with the next ones."""
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
             with open(self.path, "a") as file:
                 file.write("".join(self._unwritten))
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.truncate(self.path, size)  # half a line would spoil the next
+                os.truncate(self.path, size)  # half a line would corrupt the next
             if not self._is_failing:
-                _warn(f"{self.path} cannot be written ({error.strerror}); going on")
+                _warn(f"{self.path} cannot be written ({error.strerror}); training continues")
             self._is_failing = True
             return
         self._unwritten, self._is_failing = [], False
 
 
 def _warn(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # where not even that can be said, training goes on
+    with contextlib.suppress(OSError, ValueError):  # training does not depend on a terminal
         print(f"triptych: {text}", file=sys.stderr)
 
 
-def _plain(value: Any) -> Any:
-    """The value with None for every number that JSON does not know: NaN and the infinities."""
+def _finite(value: Any) -> Any:
+    """The value with None in place of NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class NullLog:
-    """The records of ranks that keep none."""
+    """Discards events: the log of all ranks but rank 0."""
 
     def __call__(self, kind: str, **fields: Any) -> None: ...
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All events; a last line that was cut off by a crash is left out."""
+    """All events, with current configuration keys; a last line that a crash cut off is ignored."""
+    return [
+        {**event, "config": with_current_keys(event["config"])} if isinstance(event.get("config"), dict) else event
+        for event in _read_events(path)
+    ]
+
+
+def _read_events(path: Path) -> list[dict[str, Any]]:
     events = []
     for line in path.read_text().splitlines():
         try:
@@ -102,7 +110,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on besides its configuration."""
+    """Versions and machine: what a result depends on besides its configuration."""
     return {
         "triptych": triptych.__version__,
         "commit": _git_commit(),
@@ -114,23 +122,22 @@ def environment() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """Of the source tree, marked if it has changes; None if the package does not lie in one."""
+    """Commit of the source tree, marked if it has changes; None if the package is not in a git repository."""
     folder = Path(triptych.__file__).parent.parent
     try:
-        found = subprocess.run(
+        described = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             capture_output=True,
             text=True,
             check=True,
         )
-        return found.stdout.strip()
+        return described.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 class Console:
-    """A line for every logged step and validation; on a terminal, steps overwrite each other, but not those
-    that were skipped."""
+    """Prints a line per event to stderr. On a terminal, each step overwrites the previous one, except skipped steps."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -162,7 +169,7 @@ def _step_line(event: dict[str, Any]) -> str:
 
 def _skipped_line(event: dict[str, Any]) -> str:
     what = [name for name, key in (("loss", "loss"), ("gradient", "grad_norm")) if event[key] is None]
-    why = f"because not finite: {', '.join(what)}" if what else f"a spike: loss {event['loss']:.3f}"
+    why = f"not finite: {', '.join(what)}" if what else f"loss spike: {event['loss']:.3f}"
     return f"step {event['step']:>6}/{event['num_steps']}  skipped, {why}"
 
 
@@ -173,7 +180,7 @@ def _validation_line(event: dict[str, Any]) -> str:
         else f"{name} {value['nats_per_token']:.3f} ± {value['margin']:.3f}"
         for name, value in event["nelbo"].items()
     )
-    return f"step {event['step']:>6}  held out, nats per token: {parts}"
+    return f"step {event['step']:>6}  validation, nats per token: {parts}"
 
 
 _LINES = {
@@ -185,7 +192,7 @@ _LINES = {
     ),
     "saved": lambda event: f"step {event['step']:>6}  saved {event['path']}",
     "not saved": lambda event: (
-        f"step {event['step']:>6}  NOT saved ({event['problem']}); the one before is kept, and saving is tried again"
+        f"step {event['step']:>6}  NOT saved ({event['problem']}); the previous checkpoint is kept; will try again"
     ),
     "rolled back": lambda event: (
         f"step {event['step']:>6}  rolled back to the weights of step {event['weights_of']} after a series of spikes"

@@ -1,11 +1,11 @@
-"""Means over the last steps: losses, norms, speed, share of the machine's peak."""
+"""Means over the last steps: losses, gradient norm, speed, model FLOPs utilisation."""
 
 import time
 
 import numpy as np
 
-from triptych.data.loader import Step
-from triptych.model.count import flops
+from triptych.data.steps import Step
+from triptych.model.flops import flops
 from triptych.training.config import RunConfig
 from triptych.training.logging import NullLog, RunLog
 from triptych.training.step import StepSums, lr_factor
@@ -13,7 +13,7 @@ from triptych.vocab import Modality, Vocabulary
 
 
 class Meter:
-    """Gathers steps and records their mean every `log_every`."""
+    """Accumulates steps and records their mean every `log_every` steps."""
 
     def __init__(
         self, config: RunConfig, vocabulary: Vocabulary, records: RunLog | NullLog, peak_flops: float | None = None
@@ -22,7 +22,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Begin to measure anew, so that validation and saving do not count as slow steps."""
+        """Reset the clock, so that validation and saving do not count as training time."""
         self._since = time.monotonic()
         self._clear()
 
@@ -31,11 +31,11 @@ class Meter:
         self._sums, self._loss, self._norm = StepSums(), 0.0, 0.0
 
     def add(self, step: Step, sums: StepSums, norm: float, samples: list[str] | None = None) -> None:
-        """A step; `samples` are the names of those it was made of, where they are worth knowing."""
+        """Add a step. A skipped step gets a record of its own, with the names of its samples."""
         config = self.config
         before, self._since = self._since, time.monotonic()
         if sums.skipped:
-            self.flush()  # it has a record of its own, and is in no mean
+            self.flush()
         self._step = step.index + 1
         self._seconds += self._since - before
         self._steps += 1
@@ -58,7 +58,7 @@ class Meter:
         """How many logits a predicted token has, on average."""
         if self.config.model.softmax_scope == "full" or not sums.predicted.sum():
             return None
-        sizes = [self.vocabulary.data_size(modality) + 2 for modality in Modality]  # as Transformer.columns
+        sizes = [self.vocabulary.num_logits(modality) for modality in Modality]
         return float(np.average(sizes, weights=sums.predicted))
 
     def flush(self) -> None:

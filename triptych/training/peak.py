@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices: what training speed is measured against."""
+"""Peak speed of matrix products on this machine, which training speed is compared with."""
 
 import time
 
@@ -6,7 +6,7 @@ import torch
 
 
 def matmul_peak(device: torch.device, seconds: float = 0.5) -> float:
-    """FLOP/s of the best of several square float32 products, with the threads that are set."""
+    """FLOP/s of the fastest of several square float32 products, with the current number of threads."""
     best = 0.0
     for size in (512, 1024, 2048):
         a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)

@@ -1,6 +1,6 @@
-"""Several processes that train one model: what they tell each other.
+"""Communication between the processes (ranks) that train one model.
 
-Started by `torchrun` or `triptych train --nproc`; without them there is one rank, and nothing here costs anything.
+`torchrun` or `triptych train --nproc` start several ranks; otherwise there is one, and nothing here has any cost.
 """
 
 import os
@@ -21,42 +21,45 @@ T = TypeVar("T")
 
 
 class RankLost(UserError):
-    """Another rank has ended or does not answer; whatever is wrong with it, it says itself."""
+    """Another rank has ended or does not respond. That rank reports its own error."""
 
     exit_code = 1
 
 
-def is_of_another_rank(error: BaseException) -> bool:
-    """Whether an error is that a message did not get through."""
-    text = str(error)
-    signs = ("Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL", "gloo", "Broken pipe")
-    return isinstance(error, dist.DistError) or any(sign in text for sign in signs)
+def communication_problem(error: BaseException) -> str | None:
+    """What went wrong in communication with another rank; None if the error has another cause."""
+    signs = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL", "gloo")
+    problem = next((sign for sign in signs if sign in str(error)), None)
+    return type(error).__name__ if problem is None and isinstance(error, dist.DistError) else problem
 
 
 @dataclass(frozen=True)
 class Ranks:
-    rank: int = 0
-    size: int = 1
-    group: Any = None
-    """Of torch.distributed, over all ranks; None for the default. Threads that talk at the same time need one each."""
+    """This process among those that train one model."""
 
+    rank: int = 0
+    """Rank of this process."""
+    size: int = 1
+    """Number of processes."""
+    group: Any = None
+    """Process group of torch.distributed; None for the default. Each thread that communicates needs its own."""
     timeout: float = 600.0
-    """Seconds after which a rank gives up waiting for another."""
+    """Seconds a rank waits for another rank before it fails."""
 
     def new_group(self) -> "Ranks":
-        """The same ranks with a group of their own."""
+        """The same ranks with a process group of their own."""
         if self.size == 1:
             return self
-        with _mortal():
+        with _sigterm_kills():
             return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout)))
 
     @property
     def is_rank0(self) -> bool:
-        """Whether this rank writes records and publishes checkpoints."""
+        """Whether this rank writes the records and publishes checkpoints."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sum over ranks of each number, in float64."""
+        """The sum of each number over all ranks, in float64."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
@@ -64,38 +67,38 @@ class Ranks:
         return total.tolist()
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
-        """Of each flag whether any rank has it."""
+        """For each flag, whether it is set on any rank."""
         return [bool(total) for total in self.sum([float(flag) for flag in flags])]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in order. For small things: they are pickled."""
+        """The values of all ranks, by rank. They are pickled, so they should be small."""
         if self.size == 1:
             return [value]
-        found: list[T | None] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.group)
-        return found  # type: ignore[return-value]
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values  # type: ignore[return-value]
 
     def broadcast(self, value: T) -> T:
-        """The first rank's value."""
+        """Rank 0's value."""
         if self.size == 1:
             return value
-        found = [value]
-        dist.broadcast_object_list(found, src=0, group=self.group)
-        return found[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
 
-    def run_on_rank0(self, make: Callable[[], T]) -> T:
-        """What the first rank alone finds, or the error it runs into, for all."""
+    def run_on_rank0(self, function: Callable[[], T]) -> T:
+        """Call a function on rank 0; all ranks return its result or raise its error."""
         if self.size == 1:
-            return make()
+            return function()
         value: T | None = None
         error: UserError | None = None
         if self.is_rank0:
             try:
-                value = make()
-            except UserError as found:
-                error = found
-            except OSError as found:
-                error = UserError(f"{found.strerror or found}: {found.filename or ''}")
+                value = function()
+            except UserError as raised:
+                error = raised
+            except OSError as raised:
+                error = UserError(f"{raised.strerror or raised}: {raised.filename or ''}")
         value, error = self.broadcast((value, error))
         if error is not None:
             raise error
@@ -107,11 +110,11 @@ class Ranks:
 
 
 @contextmanager
-def _mortal() -> Iterator[None]:
-    """While ranks look for each other, SIGTERM ends the process at once.
+def _sigterm_kills() -> Iterator[None]:
+    """While ranks connect to each other, SIGTERM ends the process immediately.
 
-    A rank that waits there for one that is gone hears of no signal in Python, and an agent that wants to begin again
-    would have to wait for it.
+    A rank that waits in C++ for a dead rank never runs a signal handler in Python, and an agent that wants to restart
+    all ranks would have to wait for it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -123,8 +126,8 @@ def _mortal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def join(timeout: float = 600.0, device: torch.device | None = None) -> Ranks:
-    """The ranks this process was started among. A rank that waits longer than this for another gives up."""
+def init_ranks(timeout: float = 600.0, device: torch.device | None = None) -> Ranks:
+    """Connect to the other ranks. A rank that waits longer than `timeout` seconds for another rank fails."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Ranks()
@@ -132,18 +135,21 @@ def join(timeout: float = 600.0, device: torch.device | None = None) -> Ranks:
     if is_cuda:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        # gloo beside nccl: sums of records, signals and checkpoints travel between CPUs.
-        with _mortal():
+        # gloo beside nccl: records, signals and checkpoints are exchanged between CPUs.
+        with _sigterm_kills():
             dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=timedelta(seconds=timeout))
     return Ranks(dist.get_rank(), size, timeout=timeout)
 
 
-def device_name(name: str) -> str:
-    """What this process is to compute on: of several, `cuda` is to each the one that torchrun numbered it for."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if several and name == "cuda" else name
+def rank_device(name: str) -> str:
+    """The device name for this rank: with several ranks, "cuda" is the GPU of this process's LOCAL_RANK."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return name
+    uses_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if uses_gpu else name
 
 
-def leave() -> None:
+def shutdown_ranks() -> None:
+    """Disconnect from the other ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()

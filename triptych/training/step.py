@@ -1,7 +1,7 @@
-"""One optimizer step: mask, predict, weigh, sum over micro-batches, update.
+"""One optimizer step: mask, predict, weight, sum over micro-batches, update.
 
-The loss of a step is a plain sum over predicted tokens whose weights already contain every mean (see
-`diffusion.objective`), so micro-batches and ranks only add.
+The loss of a step is a plain sum over predicted tokens whose weights already contain all means (see
+`diffusion.objective`), so losses and gradients of micro-batches and ranks are simply added.
 """
 
 import math
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from triptych.data.loader import Step
+from triptych.data.steps import Step
 from triptych.data.types import Batch
 from triptych.diffusion.corrupt import Corrupted, corrupt
 from triptych.diffusion.objective import token_weights
 from triptych.model.segments import Segments, find_segments
 from triptych.model.transformer import Loss, Targets, Transformer, initialise, tagged_parameters
 from triptych.training.config import RunConfig
-from triptych.training.distributed import build_sharded, clip_gradients, write_weight
+from triptych.training.distributed import build_sharded, clip_gradients, local, write_weight
 from triptych.training.ranks import Ranks
-from triptych.transfer.groups import Transfer, groups
+from triptych.transfer.groups import Transfer, build_param_groups
 from triptych.vocab import Modality, Vocabulary
 
 # R rows, T tokens in a row, n positions to predict
@@ -42,7 +42,7 @@ class ModelInput:
 def model_input(
     batch: Batch, corrupted: Corrupted, weights: np.ndarray, z_loss_weight: float, device: torch.device
 ) -> ModelInput:
-    """Sort what is to be predicted by modality, and move all to the device."""
+    """Sort the positions to predict by modality and move everything to the device."""
     flat_rows = np.flatnonzero(corrupted.predicted)
     modality = batch.modality_ids.reshape(-1)[flat_rows]
     order = np.argsort(modality, kind="stable")
@@ -57,7 +57,7 @@ def model_input(
         positions=tensor(batch.positions, torch.int64),
         segments=find_segments(batch.segment_ids, device),
         targets=Targets(
-            rows_n=tensor(rows, torch.int64),
+            query_idx=tensor(rows, torch.int64),
             ids_n=tensor(batch.tokens.reshape(-1)[rows], torch.int64),
             loss_weight_n=tensor(weights.reshape(-1)[rows], torch.float32),
             z_loss_weight_n=torch.full((len(rows),), z_loss_weight, device=device),
@@ -68,16 +68,16 @@ def model_input(
 
 @dataclass
 class StepSums:
-    """What a step is worth knowing of, summed over micro-batches."""
+    """Statistics of a step, summed over micro-batches."""
 
     loss: float = 0.0
     """The objective, without the z-loss."""
     nll: np.ndarray = field(default_factory=lambda: np.zeros(len(Modality)))
     """[M] summed negative log-likelihood of predicted positions, by modality."""
     predicted: np.ndarray = field(default_factory=lambda: np.zeros(len(Modality), np.int64))
-    """[M] how many there were."""
+    """[M] number of predicted positions, by modality."""
     skipped: Literal["not finite", "spike"] | None = None
-    """Why the update was left out, if it was."""
+    """Why the update was skipped; None if it was not."""
 
     def add(self, loss: Loss, targets: Targets) -> None:
         self.loss += float((targets.loss_weight_n * loss.nll_n).sum())
@@ -85,8 +85,8 @@ class StepSums:
             self.nll[modality] += float(part.sum())
         self.predicted += np.array(targets.counts)
 
-    def share(self, ranks: Ranks) -> None:
-        """Add up what all ranks saw."""
+    def all_reduce(self, ranks: Ranks) -> None:
+        """Sum over all ranks."""
         total = ranks.sum([self.loss, *self.nll, *self.predicted])
         count = len(Modality)
         self.loss = total[0]
@@ -96,9 +96,9 @@ class StepSums:
 def micro_inputs(
     step: Step, config: RunConfig, vocabulary: Vocabulary, device: torch.device, ranks: Ranks
 ) -> Iterator[ModelInput]:
-    """This rank's inputs of a step, one micro-batch (and view) after another."""
+    """This rank's inputs of a step, by micro-batch and view."""
     views: tuple[int | None, ...] = (0, 1) if config.complementary_masks else (None,)
-    # Also those that are empty here: another rank's are not, and weights are gathered together.
+    # Includes micro-batches that are empty on this rank: all ranks must take part when weights are gathered.
     masked = [
         (batch, corrupt(batch, vocabulary, config.corrupt, step=step.index, global_batch=step.num_sequences, view=view))  # type: ignore[arg-type]
         for batch in step.micro_batches
@@ -122,7 +122,7 @@ def micro_inputs(
 
 
 def train_step(
-    model: nn.Module,
+    model: Transformer,
     optimizer: torch.optim.Optimizer,
     step: Step,
     config: RunConfig,
@@ -131,20 +131,20 @@ def train_step(
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
     is_spike: Callable[[float], bool] = lambda loss: False,
 ) -> tuple[StepSums, float]:
-    """Do one step; returns its sums over all ranks and the norm of the gradient.
+    """Do one step; returns its sums over all ranks and the gradient norm.
 
-    Where one of the two is not finite, or the loss is a spike, there is no update: weights and optimizer stay as they
-    were. All of it is of the sums over ranks, so all ranks decide the same.
+    If the loss or the norm is not finite, or the loss is a spike, weights and optimizer state do not change. The
+    decision depends on sums over all ranks only, so it is the same on all of them.
     """
     factor = lr_factor(step.index, config)
     for group in optimizer.param_groups:
         group["lr"] = group["full_lr"] * factor
     sums = StepSums()
     for inputs in micro_inputs(step, config, vocabulary, device, ranks):
-        loss = model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
+        loss = model.loss(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
         loss.total.backward()
         sums.add(loss, inputs.targets)
-    sums.share(ranks)
+    sums.all_reduce(ranks)
     norm = clip_gradients(model.parameters(), config.clip or math.inf)
     if not (math.isfinite(sums.loss) and math.isfinite(norm)):
         sums.skipped = "not finite"
@@ -172,16 +172,16 @@ def build_model(
     device: torch.device = torch.device("cpu"),  # noqa: B008
     mesh: DeviceMesh | None = None,
 ) -> Transformer:
-    """The model of a run at its beginning, with what the rules of transfer multiply in it; on a mesh, a rank's part."""
+    """The initialised model of a run, with the multipliers of its transfer rule; on a mesh, this rank's part."""
     transfer = config.resolved
     model = build_sharded(transfer.scaled_shape, vocabulary, config.parallel, mesh, device)
-    initialise(model, config.seed, lambda weight: transfer.of(weight).init, write_weight)
+    initialise(model, config.seed, lambda weight: transfer.hyperparameters(weight).init, write_weight)
     return model
 
 
 def build_optimizer(model: nn.Module, transfer: Transfer) -> torch.optim.AdamW:
-    """AdamW with a group for every set of hyperparameters; `full_lr` is a group's learning rate after the warm-up."""
-    found = [
+    """AdamW with one group per set of hyperparameters; `full_lr` is a group's learning rate after the warm-up."""
+    param_groups = [
         {
             "params": [weight.parameter for weight in group.weights],
             "lr": group.values.lr,
@@ -190,6 +190,12 @@ def build_optimizer(model: nn.Module, transfer: Transfer) -> torch.optim.AdamW:
             "eps": group.values.eps,
             "weight_decay": group.values.decay,
         }
-        for group in groups(transfer, tagged_parameters(model))
+        for group in build_param_groups(transfer, tagged_parameters(model))
     ]
-    return torch.optim.AdamW(found, fused=True)
+    return torch.optim.AdamW(param_groups, fused=True)
+
+
+@torch.no_grad()
+def update_ema(ema: nn.Module, model: nn.Module, decay: float) -> None:
+    """Move the average towards the model's weights: ema = decay * ema + (1 - decay) * model."""
+    torch._foreach_lerp_([local(p) for p in ema.parameters()], [local(p) for p in model.parameters()], 1 - decay)

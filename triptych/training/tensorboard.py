@@ -1,4 +1,4 @@
-"""TensorBoard as a reader of the run's events, with pictures and speech of the model as it is."""
+"""TensorBoard: curves of the run's events, and samples of the current model."""
 
 from pathlib import Path
 from typing import Any
@@ -7,18 +7,19 @@ import numpy as np
 import torch
 
 from triptych.errors import require
-from triptych.hub.export import limits_of
+from triptych.hub.format import Limits
 from triptych.hub.pipeline import Pipeline
 from triptych.model.transformer import Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training.config import to_json
-from triptych.training.setup import Run
+from triptych.training.state import Run
+from triptych.utils.config import to_json
 
-_SECONDS = 2.0  # of speech, where the model has not learned to choose
+_SECONDS = 2.0  # duration of speech, if the model has not learned to choose it
+_SCALARS = ("loss", "lr", "grad_norm", "tokens_per_second", "mfu")
 
 
-class Board:
-    """Hears events and writes RUN/tensorboard."""
+class TensorBoardLogger:
+    """Writes events to RUN/tensorboard."""
 
     def __init__(self, folder: Path, bundle: TokenizerBundle):
         require("tensorboard", "train", "writing for TensorBoard")
@@ -28,31 +29,34 @@ class Board:
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def __call__(self, event: dict[str, Any]) -> None:
-        step = event.get("step", 0)
         if event["kind"] == "step":
-            for name in ("loss", "lr", "grad_norm", "tokens_per_second", "mfu"):
-                if event.get(name) is not None:
-                    self._writer.add_scalar(f"train/{name}", event[name], step)
-            for name, value in event["nll"].items():
-                if value is not None:
-                    self._writer.add_scalar(f"train/nll {name}", value, step)
+            values = {name: event.get(name) for name in _SCALARS}
+            values |= {f"nll {name}": value for name, value in event["nll"].items()}
+            self._add_scalars("train", values, event["step"])
         elif event["kind"] == "validation":
-            for name, value in event["nelbo"].items():
-                if value["nats_per_token"] is not None:
-                    self._writer.add_scalar(f"held out/{name.replace('|', ' given ')}", value["nats_per_token"], step)
+            values = {
+                name.replace("|", " given "): estimate["nats_per_token"] for name, estimate in event["nelbo"].items()
+            }
+            self._add_scalars("val", values, event["step"])
         elif event["kind"] in ("saved", "end"):
             self._writer.flush()
 
+    def _add_scalars(self, group: str, values: dict[str, float | None], step: int) -> None:
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+
     @torch.no_grad()
     def show_samples(self, run: Run, model: Transformer) -> None:
-        """Draw and speak a few prompts. Only a model of the embedded world has such prompts."""
-        prompts = run.config.prompts.examples
+        """Show an image of each example prompt of the run, and speech of the last one."""
+        prompts, step = list(run.config.prompts.examples), run.state.step
         if not prompts:
             return
-        pipe = Pipeline(model, self.bundle, limits_of(to_json(run.config)))
-        for prompt, picture in zip(prompts, pipe.text_to_image(list(prompts), num_steps=16)):
-            self._writer.add_image(prompt, np.asarray(picture), run.step, dataformats="HWC")
-        sound = pipe.speak(prompts[-1], None if pipe.limits.audio_slot else _SECONDS)
-        self._writer.add_audio(prompts[-1], torch.from_numpy(sound.samples)[None], run.step, sound.rate)
+        limits = Limits.of_run(to_json(run.config))
+        pipe = Pipeline(model, self.bundle, limits, preset=run.config.sampling_preset)
+        for prompt, image in zip(prompts, pipe.text_to_image(prompts, num_steps=16)):
+            self._writer.add_image(prompt, np.asarray(image), step, dataformats="HWC")
+        speech = pipe.text_to_speech(prompts[-1], None if limits.audio_slot else _SECONDS)
+        self._writer.add_audio(prompts[-1], torch.from_numpy(speech.samples)[None], step, speech.sample_rate)
         model.train()
         self._writer.flush()

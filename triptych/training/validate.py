@@ -1,4 +1,4 @@
-"""Held-out negative ELBO per modality and direction, on fixed masks, with its margin."""
+"""Negative ELBO on validation data, by modality and direction, with fixed masks and a confidence margin."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
-from triptych.data.loader import Loader, LoaderConfig, Step
+from triptych.data.loader import Loader
 from triptych.data.sequences import NO_OPEN_ENDS
 from triptych.data.shards import TokenDataset
+from triptych.data.steps import LoaderConfig, Step
 from triptych.diffusion.likelihood import Given, k_uniform
 from triptych.diffusion.objective import token_weights
-from triptych.training.distributed import drop_gathered
+from triptych.model.transformer import Transformer
+from triptych.training.distributed import reshard
 from triptych.training.ranks import Ranks
 from triptych.training.step import model_input
 from triptych.vocab import Modality, Task, Vocabulary
@@ -22,10 +23,20 @@ from triptych.vocab import Modality, Task, Vocabulary
 
 @dataclass(frozen=True)
 class NelboEstimate:
+    """An estimate of the negative ELBO."""
+
     nats_per_token: float
     margin: float
-    """Half of the 95 % interval, over sequences."""
+    """Half the width of the 95 % confidence interval over sequences."""
     tokens: int
+    """Number of tokens it is a mean over."""
+
+    @classmethod
+    def of_sequences(cls, nats: np.ndarray, tokens: np.ndarray) -> "NelboEstimate":
+        """Total nats over total tokens, with the linearised standard error of a ratio of sums over sequences."""
+        ratio = nats.sum() / tokens.sum()
+        spread = math.sqrt(float(np.square(nats - ratio * tokens).sum())) / tokens.sum()
+        return cls(float(ratio), 1.96 * spread, int(tokens.sum()))
 
     @property
     def as_json(self) -> dict[str, float]:
@@ -33,13 +44,13 @@ class NelboEstimate:
 
 
 def overall(estimates: Mapping[str, NelboEstimate]) -> float:
-    """Nats per token over all tokens of whole sequences, whatever their modality."""
-    whole = [each for name, each in estimates.items() if "|" not in name]
-    return sum(each.nats_per_token * each.tokens for each in whole) / sum(each.tokens for each in whole)
+    """Nats per token over all tokens of all modalities, from the unconditional terms."""
+    unconditional = [estimate for name, estimate in estimates.items() if "|" not in name]
+    return sum(e.nats_per_token * e.tokens for e in unconditional) / sum(e.tokens for e in unconditional)
 
 
 class Validator:
-    """Validation sequences, read once, with masks that are the same at every call."""
+    """Estimates the negative ELBO on validation sequences, which are read once and masked alike at every call."""
 
     def __init__(
         self,
@@ -56,36 +67,37 @@ class Validator:
         for folder in folders:
             dataset = TokenDataset(folder)
             self.vocabulary = dataset.vocabulary
-            whole = _closed(config, sequences)
-            with Loader([dataset], whole, ranks.rank, ranks.size, one_pass=True, num_steps=1) as loader:
+            fixed = _without_open_ends(config, sequences)
+            with Loader([dataset], fixed, ranks.rank, ranks.size, one_pass=True, num_steps=1) as loader:
                 self._steps += [(dataset.task, step) for step in loader]
 
     @torch.no_grad()
-    def estimate(self, model: nn.Module, device: torch.device) -> dict[str, NelboEstimate]:
-        """By term: text, image and audio of whole sequences, and each side of pairs given the other.
+    def estimate(self, model: Transformer, device: torch.device) -> dict[str, NelboEstimate]:
+        """By term: "image", "audio" and text of complete sequences; "image|text" and the like for one side given the
+        other.
 
-        Every rank looks at its part, and all find the same.
+        Each rank evaluates its part; all ranks return the same result.
         """
         was_training = model.training
         model.eval()
-        found: dict[str, list[np.ndarray]] = {}
+        terms: dict[str, list[np.ndarray]] = {}
         for task, step in self._steps:
             sides: tuple[Given, ...] = ("nothing",) if task == Task.TEXT else ("nothing", "text", "media")
             for given in sides:
                 for name, values in self._terms(model, task, step, given, device).items():
-                    found.setdefault(name, []).append(values)
+                    terms.setdefault(name, []).append(values)
         model.train(was_training)
-        drop_gathered(model)
+        reshard(model)
         gathered: dict[str, list[np.ndarray]] = {}
-        for part in self.ranks.gather(found):
+        for part in self.ranks.gather(terms):
             for name, pairs in part.items():
                 gathered.setdefault(name, []).extend(pairs)
-        return {name: _ratio(np.concatenate(pairs)) for name, pairs in sorted(gathered.items())}
+        return {name: NelboEstimate.of_sequences(*np.concatenate(pairs).T) for name, pairs in sorted(gathered.items())}
 
     def _terms(
-        self, model: nn.Module, task: Task, step: Step, given: Given, device: torch.device
+        self, model: Transformer, task: Task, step: Step, given: Given, device: torch.device
     ) -> dict[str, np.ndarray]:
-        """For each modality that is predicted: [sequences, 2] of nats and tokens."""
+        """For each predicted modality: [sequences, 2] of nats and tokens."""
         assert self.vocabulary is not None
         terms: dict[str, list[np.ndarray]] = {}
         for batch in step.micro_batches:
@@ -95,11 +107,11 @@ class Validator:
                 corrupted = k_uniform(
                     batch, self.vocabulary, seed=self.seed, draw=draw, num_draws=self.draws, given=given
                 )
-                # As nats of whole sequences, over the draws: no other mean is taken.
+                # Weighted to give nats per sequence, averaged over the draws only.
                 weights = token_weights(batch, corrupted, "tokens", num_sequences=1, num_eligible=self.draws)
                 inputs = model_input(batch, corrupted, weights, 0.0, device)
-                loss = model(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
-                rows = inputs.targets.rows_n.cpu().numpy()
+                loss = model.loss(inputs.tokens, inputs.positions, inputs.segments, inputs.targets)
+                rows = inputs.targets.query_idx.cpu().numpy()
                 place = (sequence_RT.reshape(-1)[rows], batch.modality_ids.reshape(-1)[rows])
                 np.add.at(nats, place, (inputs.targets.loss_weight_n * loss.nll_n).cpu().numpy())
             for modality in Modality:
@@ -114,7 +126,7 @@ class Validator:
 
 
 def _name(task: Task, modality: Modality, given: Given) -> str:
-    """ "image" in a pair as a whole, "image|text" given the text; the text of a pair says which pair."""
+    """ "image" in a complete pair, "image|text" given the text; "text of image" is the text of such a pair."""
     partner = task.partner
     name = modality.name.lower()
     if given != "nothing":
@@ -123,13 +135,5 @@ def _name(task: Task, modality: Modality, given: Given) -> str:
     return name if modality != Modality.TEXT or partner is None else f"text of {partner.name.lower()}"
 
 
-def _closed(config: LoaderConfig, sequences: int) -> LoaderConfig:
+def _without_open_ends(config: LoaderConfig, sequences: int) -> LoaderConfig:
     return replace(config, global_batch=sequences, open_ends=NO_OPEN_ENDS, num_workers=0, prefetch=0)
-
-
-def _ratio(pairs: np.ndarray) -> NelboEstimate:
-    """Nats over tokens, with the linearised standard error of a ratio of sums over sequences."""
-    nats, tokens = pairs[:, 0], pairs[:, 1]
-    ratio = nats.sum() / tokens.sum()
-    spread = math.sqrt(float(np.square(nats - ratio * tokens).sum())) / tokens.sum()
-    return NelboEstimate(float(ratio), 1.96 * spread, int(tokens.sum()))

@@ -1,1 +1,1 @@
-"""Hyperparameters that are tuned once, small, and follow width, depth, batch size, tokens and role of a weight."""
+"""Hyperparameter transfer: values tuned on a small base model, scaled to other widths, depths, batches and tokens."""

@@ -1,4 +1,4 @@
-"""Every weight's final numbers, and which rule made them: what `triptych plan` shows."""
+"""The hyperparameters of every weight and the formulas behind them, as shown by `triptych plan`."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -6,21 +6,21 @@ from dataclasses import asdict, dataclass
 from triptych.model.transformer import TaggedParam
 from triptych.transfer.groups import Hyperparameters, Transfer
 from triptych.transfer.per_module import Multipliers
-from triptych.transfer.rules import Powers
+from triptych.transfer.rules import Exponents
 
 
 @dataclass(frozen=True)
-class Line:
-    """All weights of one role with the same numbers."""
+class ParamReport:
+    """Weights of one role with the same hyperparameters."""
 
     role: str
     layers: str
-    """"" outside of blocks, else "all" or "0-3"."""
+    """Layers of these weights: "all" or "0-3"; empty outside the blocks."""
     count: int
-    """Of weights, not of matrices."""
+    """Number of elements."""
     values: Hyperparameters
-    made_by: dict[str, str]
-    """For each number the formula that made it; nothing where it is the global value."""
+    formulas: dict[str, str]
+    """Factors of each hyperparameter, as a formula; no entry if it is the base value."""
 
     @property
     def as_json(self) -> dict:
@@ -29,26 +29,26 @@ class Line:
             "layers": self.layers,
             "count": self.count,
             **asdict(self.values),
-            "made_by": self.made_by,
+            "made_by": self.formulas,
         }
 
 
-def explain(transfer: Transfer, weights: Iterable[TaggedParam]) -> list[Line]:
-    """In the order of the model; layers with the same numbers together."""
+def explain(transfer: Transfer, weights: Iterable[TaggedParam]) -> list[ParamReport]:
+    """One report per role and set of values, in the order of the model."""
     members: dict[tuple[str, Hyperparameters], list[TaggedParam]] = {}
     tagged = list(weights)
     transfer.config.table.check_roles({weight.role for weight in tagged})
     for weight in tagged:
-        members.setdefault((weight.role, transfer.of(weight)), []).append(weight)
+        members.setdefault((weight.role, transfer.hyperparameters(weight)), []).append(weight)
     return [
-        Line(
+        ParamReport(
             role,
-            _layers(found, transfer.shape.num_layers),
-            sum(weight.parameter.numel() for weight in found),
+            _layers(group, transfer.shape.num_layers),
+            sum(weight.parameter.numel() for weight in group),
             values,
-            _made_by(transfer, found[0]),
+            _formulas(transfer, group[0]),
         )
-        for (role, values), found in members.items()
+        for (role, values), group in members.items()
     ]
 
 
@@ -61,12 +61,12 @@ def _layers(weights: list[TaggedParam], num_layers: int) -> str:
     return str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
 
 
-def _made_by(transfer: Transfer, weight: TaggedParam) -> dict[str, str]:
+def _formulas(transfer: Transfer, weight: TaggedParam) -> dict[str, str]:
     row = transfer.row(weight.role)
     own = transfer.config.table.at(weight.role, weight.layer, transfer.shape.num_layers)
     root = "sqrt(kappa)" if transfer.sde is not None else ""
     power = "^kappa" if transfer.sde is not None else ""
-    found = {
+    formulas = {
         "init": _product(own, "init", row.init),
         "lr": _product(own, "lr", row.lr, root),
         "beta1": _beta(own.alpha1, power),
@@ -75,13 +75,13 @@ def _made_by(transfer: Transfer, weight: TaggedParam) -> dict[str, str]:
         "decay": _product(own, "decay", row.decay, root if transfer.config.scales_decay else ""),
     }
     if not weight.is_matrix and not transfer.config.table.decays_all:
-        found["decay"] = "0: norms do not decay"
-    return {name: formula for name, formula in found.items() if formula}
+        formulas["decay"] = "0: norms do not decay"
+    return {name: formula for name, formula in formulas.items() if formula}
 
 
-def _product(own: Multipliers, name: str, powers: Powers, noise: str = "") -> str:
+def _product(own: Multipliers, name: str, exponents: Exponents, kappa_factor: str = "") -> str:
     factor = getattr(own, name)
-    return " ".join(part for part in (f"x{factor:.3g}" if factor != 1 else "", str(powers), noise) if part)
+    return " ".join(part for part in (f"x{factor:.3g}" if factor != 1 else "", str(exponents), kappa_factor) if part)
 
 
 def _beta(factor: float, power: str) -> str:

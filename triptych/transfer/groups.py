@@ -1,6 +1,6 @@
-"""Every weight's own hyperparameters, from all rules at once, and which rule made what.
+"""Hyperparameters of every weight, from all transfer rules together.
 
-log value[role, layer] = log global + log role + log depth + log kappa rule + log width and depth rule
+log value[role, layer] = log base value + log role + log depth + log kappa rule + log width and depth rule
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,35 +9,42 @@ from functools import cached_property
 
 from triptych.errors import UserError, did_you_mean
 from triptych.model.transformer import ModelConfig, TaggedParam
-from triptych.transfer.per_module import Multipliers, Table, table_named
-from triptych.transfer.rules import RULES, Row, Rule, RuleName, kind_of
+from triptych.transfer.per_module import Multipliers, MultiplierTable, load_multiplier_table
+from triptych.transfer.rules import RULES, RuleName, ScalingRow, TransferRule, kind_of
 from triptych.transfer.sde import Sde
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferConfig:
-    """Where the global values were tuned, and how they are carried from there. Ratios to what is None are 1."""
+    """Where the base hyperparameters were tuned, and which rules scale them. If a base size is None, its ratio is 1."""
 
     rule: RuleName = "standard"
-    """Of width and depth: completed_p, completep, or standard for none."""
+    """Rule for width and depth: completed_p, completep, or standard for no scaling."""
     base_width: int | None = None
+    """Width of the base model."""
     base_layers: int | None = None
+    """Number of layers of the base model."""
     depth_exponent: float = 1.0
+    """Exponent a of the depth ratio in residual branches, between 0 and 1 (see rules.py)."""
     base_batch: float | None = None
-    """Sequences a step; together with base_steps it turns the rule of batch size and tokens on."""
+    """Sequences per step of the base run. Together with base_steps it enables the rule for batch size and tokens."""
     base_steps: int | None = None
+    """Number of steps of the base run."""
     base_seq_len: int | None = None
+    """Sequence length of the base run, if it differs."""
     gamma: float = 0.44
-    """Between 0, the same noise however long a run is, and 1, the same horizon."""
+    """How a longer run uses its tokens: from 0 (same noise, more SDE time) to 1 (less noise, same SDE time)."""
     scales_decay: bool = True
-    """Whether weight decay follows kappa; the paper is silent, and without it batch sizes are not alike."""
+    """Whether weight decay is scaled by sqrt(kappa). The paper does not say; without it, batch sizes give different
+    results."""
     scales_clip: bool = True
+    """Whether the gradient clipping norm is scaled by 1 / sqrt(kappa)."""
     warmup_mode: str = "steps"
-    """Whether the warm-up is counted in "steps" (the paper) or in the time of the equation ("sde")."""
+    """Unit of the warm-up: "steps" (the paper), or "sde" for SDE time."""
     per_module: str = "none"
-    """A table of multipliers by role and depth: a preset (none, paper, scenes) or a JSON file."""
+    """Multipliers per role and depth: a preset (none, paper, scenes, proxy) or a JSON file."""
     multipliers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What differs from that table: role or family -> lr, decay, alpha1, alpha2, eps, init."""
+    """Changes to that table: role or prefix of roles -> lr, decay, alpha1, alpha2, eps, init."""
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -47,7 +54,7 @@ class TransferConfig:
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"transfer.{name} must be positive, or none, got {value!r}.")
         if (self.base_batch is None) != (self.base_steps is None):
-            raise UserError("transfer.base_batch and transfer.base_steps are set together: noise depends on both.")
+            raise UserError("transfer.base_batch and transfer.base_steps must be set together.")
         if not 0 <= self.depth_exponent <= 1:
             raise UserError(f"transfer.depth_exponent must lie between 0 and 1, got {self.depth_exponent!r}.")
         if self.warmup_mode not in ("steps", "sde"):
@@ -59,8 +66,9 @@ class TransferConfig:
                     raise UserError(f"unknown key 'transfer.multipliers.{role}.{name}'.{did_you_mean(name, known)}")
 
     @cached_property
-    def table(self) -> Table:
-        table = table_named(self.per_module)
+    def table(self) -> MultiplierTable:
+        """The table `per_module` with the changes `multipliers`."""
+        table = load_multiplier_table(self.per_module)
         changed = {
             role: replace(table.roles.get(role, Multipliers()), **values) for role, values in self.multipliers.items()
         }
@@ -68,8 +76,8 @@ class TransferConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Globals:
-    """What a search over a base model finds: one value of each for all weights."""
+class BaseHyperparameters:
+    """Hyperparameters tuned on the base model, shared by all weights."""
 
     lr: float
     beta1: float
@@ -80,10 +88,10 @@ class Globals:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """Of one weight."""
+    """Hyperparameters of one weight."""
 
     init: float
-    """Standard deviation at the beginning, before the law is cut at +-2; of a norm, its value."""
+    """Standard deviation at initialisation, before truncation at +-2; for a norm, its initial value."""
     lr: float
     beta1: float
     beta2: float
@@ -93,42 +101,45 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The rules, resolved for one run."""
+    """The transfer rules applied to one run."""
 
     config: TransferConfig
     shape: ModelConfig
-    values: Globals
+    values: BaseHyperparameters
     sde: Sde | None = None
+    """The rule for batch size and tokens; None if the config names no base run."""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> TransferRule:
         return RULES[self.config.rule]
 
     @property
     def ratios(self) -> tuple[float, float, float]:
-        """m_N, m_L and the exponent of depth."""
+        """m_N (width ratio), m_L (depth ratio) and the depth exponent."""
         m_n = self.shape.width / (self.config.base_width or self.shape.width)
         m_l = self.shape.num_layers / (self.config.base_layers or self.shape.num_layers)
         return m_n, m_l, self.config.depth_exponent
 
     @property
     def kappa(self) -> float:
+        """SDE time of a step relative to the base run (see sde.py); 1 without a base run."""
         return 1.0 if self.sde is None else self.sde.kappa
 
     @property
     def scaled_shape(self) -> ModelConfig:
-        """The shape with the multipliers that are part of the model."""
+        """The shape, with the rule's multipliers inside the model."""
         return replace(
             self.shape,
             residual_scale=self.shape.residual_scale * self.rule.residual.value(*self.ratios),
             logit_scale=self.shape.logit_scale * self.rule.logits.value(*self.ratios),
         )
 
-    def row(self, role: str) -> Row:
+    def row(self, role: str) -> ScalingRow:
+        """The rule's factors for a role."""
         return self.rule.rows[kind_of(role)]
 
-    def of(self, weight: TaggedParam) -> Hyperparameters:
-        """The hyperparameters of a weight."""
+    def hyperparameters(self, weight: TaggedParam) -> Hyperparameters:
+        """All rules and multipliers applied to one weight."""
         row, kappa, values = self.row(weight.role), self.kappa, self.values
         table = self.config.table
         own = table.at(weight.role, weight.layer, self.shape.num_layers)
@@ -148,13 +159,13 @@ class Transfer:
 
 
 def _beta(beta: float, multiplier: float, kappa: float, role: str) -> float:
-    forgets = multiplier * (1 - beta)
-    if forgets >= 1:
+    alpha = multiplier * (1 - beta)
+    if alpha >= 1:
         raise UserError(
-            f"multipliers of {role} would make a beta of {1 - forgets:.3g}: 1 - beta = {1 - beta:.3g} is multiplied by "
-            f"{multiplier:.3g}. Choose smaller ones, or a larger beta."
+            f"the multipliers of {role} give a beta of {1 - alpha:.3g}: 1 - beta = {1 - beta:.3g} is multiplied by "
+            f"{multiplier:.3g}. Choose smaller multipliers, or a larger beta."
         )
-    return (1 - forgets) ** kappa
+    return (1 - alpha) ** kappa
 
 
 @dataclass(frozen=True)
@@ -165,11 +176,11 @@ class ParamGroup:
     weights: tuple[TaggedParam, ...]
 
 
-def groups(transfer: Transfer, weights: Iterator[TaggedParam]) -> list[ParamGroup]:
-    """Weights by their hyperparameters, in order of appearance."""
-    found: dict[Hyperparameters, list[TaggedParam]] = {}
+def build_param_groups(transfer: Transfer, weights: Iterator[TaggedParam]) -> list[ParamGroup]:
+    """Weights grouped by their hyperparameters, in order of appearance."""
+    groups: dict[Hyperparameters, list[TaggedParam]] = {}
     tagged = list(weights)
     transfer.config.table.check_roles({weight.role for weight in tagged})
     for weight in tagged:
-        found.setdefault(transfer.of(weight), []).append(weight)
-    return [ParamGroup(values, tuple(members)) for values, members in found.items()]
+        groups.setdefault(transfer.hyperparameters(weight), []).append(weight)
+    return [ParamGroup(values, tuple(members)) for values, members in groups.items()]

@@ -1,8 +1,8 @@
-"""Multipliers by the role of a weight and by depth: what tuning every module by itself found, as a table.
+"""Hyperparameter multipliers per role of a weight and per depth, as found by tuning each kind of module.
 
-    value = global value  x  factor of the role  x  factor of the depth (blocks only)  x  rules of size and noise
+    value = base value  x  multiplier of the role  x  multiplier of the depth (blocks only)  x  scaling rules
 
-alpha1 and alpha2 are 1 - beta1 and 1 - beta2: they are multiplied first, then beta follows the batch size by a power.
+alpha1 = 1 - beta1 and alpha2 = 1 - beta2 are multiplied first; then the batch size rule raises beta to a power.
 """
 
 import json
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import UserError, did_you_mean
-from triptych.transfer.rules import matching_patterns
+from triptych.transfer.rules import role_prefixes
 
-_MAY_BE_ZERO = ("lr", "decay", "init")  # a beta of 1 never hears of a gradient
+_MAY_BE_ZERO = ("lr", "decay", "init")  # alpha = 0 means beta = 1: moments that never change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +39,26 @@ class Multipliers:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Multipliers by role or family of roles (the longest name that fits counts), and by equal parts of the depth."""
+class MultiplierTable:
+    """Multipliers per role and per depth."""
 
     roles: Mapping[str, Multipliers] = field(default_factory=dict)
+    """By role or prefix of roles ("embed" covers all embeddings). The longest matching name is used."""
     depth: tuple[Multipliers, ...] = ()
+    """By depth: entry i of n covers the i-th of n equal parts of the blocks."""
     decays_all: bool = False
-    """Whether norms decay too, as where the paper's table was found."""
+    """Whether weight decay applies to norms too, as it did where the paper's table was tuned."""
 
     def at(self, role: str, layer: int | None, num_layers: int) -> Multipliers:
-        found = next((self.roles[name] for name in matching_patterns(role) if name in self.roles), Multipliers())
+        """The multipliers of a weight; `layer` is None outside the blocks."""
+        by_role = next((self.roles[name] for name in role_prefixes(role) if name in self.roles), Multipliers())
         if layer is None or not self.depth:
-            return found
-        return found * self.depth[len(self.depth) * layer // num_layers]
+            return by_role
+        return by_role * self.depth[len(self.depth) * layer // num_layers]
 
     def check_roles(self, roles: set[str]) -> None:
-        """Refuse names of nothing."""
-        known = sorted({name for role in roles for name in matching_patterns(role)})
+        """Raise an error if a name in the table matches none of these roles."""
+        known = sorted({name for role in roles for name in role_prefixes(role)})
         for name in self.roles:
             if name not in known:
                 raise UserError(f"unknown role {name!r} in a table of multipliers.{did_you_mean(name, known)}")
@@ -69,7 +72,7 @@ class Table:
         }
 
     @classmethod
-    def from_json(cls, content: Any) -> "Table":
+    def from_json(cls, content: Any) -> "MultiplierTable":
         return cls(
             {role: Multipliers(**values) for role, values in content["roles"].items()},
             tuple(Multipliers(**values) for values in content.get("depth", [])),
@@ -80,8 +83,8 @@ class Table:
         path.write_text(json.dumps(self.as_json, indent=2) + "\n")
 
 
-def table_named(name: str) -> Table:
-    """A preset, or a table from a JSON file that `Table.save` wrote."""
+def load_multiplier_table(name: str) -> MultiplierTable:
+    """A preset by name, or a table from a JSON file written by `MultiplierTable.save`."""
     if name in MULTIPLIER_TABLES:
         return MULTIPLIER_TABLES[name]
     path = Path(name)
@@ -90,7 +93,7 @@ def table_named(name: str) -> Table:
             f"{name!r} is neither a file nor a preset of multipliers.{did_you_mean(name, list(MULTIPLIER_TABLES))}"
         )
     try:
-        return Table.from_json(json.loads(path.read_text()))
+        return MultiplierTable.from_json(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a table of multipliers ({error}).") from error
 
@@ -100,7 +103,7 @@ def _row(lr: float, decay: float, alpha1: float, alpha2: float, eps: float, init
 
 
 # fmt: off
-_PAPER = Table(
+_PAPER = MultiplierTable(
     roles={
         #                    lr     decay  alpha1 alpha2 eps    init
         "embed_audio":   _row(2.192, 1.009, 0.962, 1.493, 1.494, 1.826),
@@ -126,8 +129,8 @@ _PAPER = Table(
     ),
     decays_all=True,
 )
-# Found by studies/modules at the base of the recipe `family`, on top of the values PER_MODULE_TUNED there.
-_FAMILY = Table(
+# Found by studies/modules on the base model of the recipe `proxy`, relative to its values PER_MODULE_TUNED.
+_PROXY = MultiplierTable(
     roles={
         #                         lr    decay alpha1 alpha2 eps  init
         "embed_text":        _row(3.68, 0.526, 0.216, 1.86, 0.781, 0.832),
@@ -157,8 +160,8 @@ _FAMILY = Table(
 )
 # fmt: on
 
-# By hand, for the embedded world: see docs/decisions/0015.
-_SCENES = Table(
+# Tuned by hand on the built-in toy dataset (scenes): see docs/decisions/0015.
+_SCENES = MultiplierTable(
     roles={
         "embed": Multipliers(lr=20.0, init=20.0),
         "unembed": Multipliers(lr=5.0),
@@ -166,4 +169,4 @@ _SCENES = Table(
     }
 )
 
-MULTIPLIER_TABLES: dict[str, Table] = {"none": Table(), "paper": _PAPER, "scenes": _SCENES, "family": _FAMILY}
+MULTIPLIER_TABLES = {"none": MultiplierTable(), "paper": _PAPER, "scenes": _SCENES, "proxy": _PROXY}

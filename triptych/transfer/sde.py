@@ -1,13 +1,16 @@
-"""How hyperparameters follow the batch size and the number of tokens.
+"""Scaling rule for batch size and number of tokens.
 
-AdamW with noisy gradients follows a stochastic differential equation. Steps of another size follow the same one if
+AdamW with noisy gradients approximates a stochastic differential equation (SDE). Runs with different batch sizes and
+lengths approximate the same SDE if
 
     lr -> lr sqrt(kappa)    beta -> beta^kappa    eps -> eps / sqrt(kappa)    decay -> decay sqrt(kappa)
 
-with kappa = (base tokens / tokens)^gamma (batch / base batch). gamma = 0 keeps the ratio of signal to noise when a run
-becomes longer, gamma = 1 the time on the equation's clock; the paper found 0.44 between them.
+kappa = (base tokens / tokens)^gamma (batch / base batch) is the length of a step in SDE time, relative to the base
+run. gamma decides how a longer run uses its tokens: with gamma = 0 the noise stays the same and SDE time grows, with
+gamma = 1 SDE time stays the same and the noise falls. The paper found 0.44.
 
-The paper leaves weight decay out; without it, where a run ends depends on the batch size (tests/transfer/test_sde.py).
+The paper does not scale weight decay. Without that, the result of a run depends on the batch size
+(tests/transfer/test_sde.py).
 """
 
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from triptych.errors import UserError
 
 @dataclass(frozen=True)
 class Sde:
-    """A run as seen from its base: batches in sequences of the base's length, or in tokens; only ratios matter."""
+    """A run relative to the base run. Batches are in sequences of the base's length, or in tokens: ratios matter."""
 
     batch: float
     steps: float
@@ -34,18 +37,20 @@ class Sde:
 
     @property
     def tokens_ratio(self) -> float:
-        """m_D."""
+        """m_D: tokens of the run over tokens of the base run."""
         return self.batch * self.steps / (self.base_batch * self.base_steps)
 
     @property
     def kappa(self) -> float:
+        """SDE time of a step, relative to a step of the base run."""
         return self.batch / self.base_batch * self.tokens_ratio**-self.gamma
 
     @property
     def virtual_batch(self) -> float:
-        """The batch whose run at the base's own hyperparameters follows the same equation."""
+        """Batch size with which the base hyperparameters approximate the same SDE."""
         return self.batch / self.kappa
 
     @property
     def virtual_steps(self) -> float:
+        """Number of steps of that run."""
         return self.steps * self.kappa

@@ -1,6 +1,8 @@
-"""Images and audio: the `Audio` class, reading files that may be broken or hostile, writing results.
+"""Image and audio files: the `Audio` class, reading, writing.
 
-`load_image` and `load_audio` take what people have at hand: a path, the bytes of a file, a PIL image or an array.
+load_image, load_audio    arguments of the API: a path, the bytes of a file, a PIL image, an array; raise UserError
+read_image, read_audio    files of a dataset, which may be damaged or hostile; raise DataError
+write_media               results of the command line
 """
 
 import io
@@ -27,41 +29,45 @@ class Audio:
 
     samples: np.ndarray
     """[n] float32 in [-1, 1]."""
-    rate: int
+    sample_rate: int
     """Samples per second."""
 
     @property
     def seconds(self) -> float:
-        return len(self.samples) / self.rate
+        return len(self.samples) / self.sample_rate
 
     @classmethod
-    def load(cls, source: Source) -> "Audio":
-        """Read a WAV, FLAC, OGG or MP3 file; several channels are averaged."""
-        return read_audio(source)
+    def load(cls, source: Source, max_seconds: float = 3600.0) -> "Audio":
+        """Read a WAV, FLAC, OGG or MP3 file. Channels are averaged; a longer file is an error."""
+        return read_audio(source, max_seconds=max_seconds)
 
     def save(self, path: str | Path) -> Path:
-        """Write a WAV, FLAC or OGG file; the folder is created if it is missing."""
+        """Write a WAV, FLAC (both 16 bits) or OGG file; missing folders are created."""
         import soundfile
 
         path = Path(path)
         if path.suffix.lower() not in _WRITABLE:
             raise UserError(f"audio is written as {', '.join(_WRITABLE)}, got {str(path)!r}.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        soundfile.write(path, self.samples, self.rate)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(path, self.samples, self.sample_rate)
+        except (OSError, soundfile.SoundFileError) as error:
+            raise UserError(f"{str(path)!r} cannot be written ({_reason(error)}).") from error
         return path
 
 
 _WRITABLE = (".wav", ".flac", ".ogg")
 
-# -- reading images -------------------------------------------------------------------------------------------------
+
+# -- reading images ---------------------------------------------------------------------------------------------------
 
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 def read_image(source: Source, max_pixels: int = 2**26) -> Image.Image:
-    """Read a picture (the first frame or page) as RGB: upright, on white, 8 bits.
+    """Read an image (its first frame or page) as 8-bit RGB, turned upright, transparent parts white.
 
-    The size is checked before anything is decoded, and only formats that are pixels are tried at all.
+    The size is checked before pixels are decoded. Only raster formats are tried.
     """
     with _stream(source) as (stream, name):
         try:
@@ -73,18 +79,18 @@ def read_image(source: Source, max_pixels: int = 2**26) -> Image.Image:
         except DataError:
             raise
         except UnidentifiedImageError:
-            raise DataError(f"{name} is not a picture in one of the formats {', '.join(_IMAGE_FORMATS)}.") from None
+            raise DataError(f"{name} is not an image in one of the formats {', '.join(_IMAGE_FORMATS)}.") from None
         except Image.DecompressionBombError:
             raise DataError(f"{name} has far too many pixels; expected at most {max_pixels:,}.") from None
         except Exception as error:  # Pillow's decoders let all kinds of errors out of a broken file
-            raise DataError(f"{name} is a damaged picture ({_one_line(error)}).") from error
+            raise DataError(f"{name} is a damaged image ({_reason(error)}).") from error
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turn the picture as its EXIF orientation says."""
+    """Apply the EXIF orientation."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # broken EXIF is common in good pictures, and says nothing about the pixels
+    except Exception:  # broken EXIF is common in intact images
         return image
     turn = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -99,7 +105,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Any mode -> RGB, transparent parts white."""
+    """Convert any mode to RGB, with transparent parts white."""
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):  # `convert` clips these at 255
         values = np.nan_to_num(np.asarray(image).astype(np.float32))
         full = 1.0 if image.mode == "F" and values.max() <= 1 else 255.0 if image.mode == "F" else 65535.0
@@ -112,11 +118,13 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 # -- reading audio ---------------------------------------------------------------------------------------------------
 
-_SOUND_FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
-_KNOWS_LENGTH = ("WAV", "WAVEX", "RF64", "FLAC")  # the others' headers promise no number of samples
-_RATES = range(1_000, 384_001)
+_AUDIO_FORMATS = ("WAV", "FLAC", "OGG", "MP3")
+_LIBSNDFILE_FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
+_STORES_LENGTH = ("WAV", "WAVEX", "RF64", "FLAC")  # the headers of the others do not state the number of samples
+_SAMPLE_RATES = range(1_000, 384_001)
 _MAX_CHANNELS = 64
 _BLOCK = 2**16
+_UNKNOWN_FORMAT = 1  # libsndfile's error code
 
 
 def read_audio(
@@ -126,16 +134,16 @@ def read_audio(
     max_seconds: float = 30.0,
     too_long: Literal["error", "cut"] = "error",
 ) -> Audio:
-    """Read one channel, the mean of all, from `offset_seconds` on, for `duration_seconds` or up to the end.
+    """Read the mean of all channels, from `offset_seconds` for `duration_seconds` or up to the end.
 
-    Decoding stops at `max_seconds`, whatever the header says; `too_long` says whether more is an error or is left out.
-    A part that reaches beyond the end is shortened; a file that ends before its own header says is an error.
+    Decoding stops at `max_seconds`, whatever the header says. Longer audio is an error or is cut, by `too_long`.
+    A part that reaches beyond the end is shortened; a file shorter than its own header says is an error.
     """
     import soundfile
 
     if not (offset_seconds >= 0 and max_seconds > 0 and (duration_seconds is None or duration_seconds > 0)):
         raise UserError(
-            "a part of a sound needs offset_seconds >= 0, duration_seconds > 0 and max_seconds > 0, "
+            "reading audio needs offset_seconds >= 0, duration_seconds > 0 and max_seconds > 0, "
             f"got {offset_seconds}, {duration_seconds} and {max_seconds}."
         )
     if too_long not in ("error", "cut"):
@@ -144,7 +152,7 @@ def read_audio(
         _check_riff_length(stream, name)
         try:
             with soundfile.SoundFile(stream) as file:
-                _check_sound_header(file, name)
+                _check_audio_header(file, name)
                 start, limit = round(offset_seconds * file.samplerate), round(max_seconds * file.samplerate)
                 wanted = file.frames - start
                 if duration_seconds is not None:
@@ -155,33 +163,37 @@ def read_audio(
                 if wanted > limit and too_long == "error":
                     raise DataError(f"{name} is {wanted / file.samplerate:.2f} s long, the limit is {max_seconds} s.")
                 samples = _read_mono(file, start, min(wanted, limit))
-                if len(samples) < min(wanted, limit) and file.format in _KNOWS_LENGTH:
+                if len(samples) < min(wanted, limit) and file.format in _STORES_LENGTH:
                     raise DataError(f"{name} is truncated: expected {wanted} frames, found {len(samples)}.")
-                rate = file.samplerate
+                sample_rate = file.samplerate
         except soundfile.SoundFileError as error:
-            raise DataError(f"{name} is not a sound that can be read ({_one_line(error)}).") from error
+            if getattr(error, "code", None) == _UNKNOWN_FORMAT:
+                raise DataError(
+                    f"{name} is not an audio file in one of the formats {', '.join(_AUDIO_FORMATS)}."
+                ) from None
+            raise DataError(f"{name} is a damaged audio file ({_reason(error)}).") from error
     if not len(samples):
         raise DataError(f"{name} holds no samples.")
     if not np.isfinite(samples).all():
         raise DataError(f"{name} holds samples that are not numbers (NaN or infinite).")
-    return Audio(np.clip(samples, -1, 1), rate)
+    return Audio(np.clip(samples, -1, 1), sample_rate)
 
 
-def _check_sound_header(file, name: str) -> None:
-    """Refuse numbers that no recording has, before they size an allocation."""
-    if file.format not in _SOUND_FORMATS:
-        raise DataError(f"{name} has the format {file.format}; expected one of {', '.join(_SOUND_FORMATS)}.")
-    if file.samplerate not in _RATES or file.channels > _MAX_CHANNELS:
+def _check_audio_header(file, name: str) -> None:
+    """Refuse implausible numbers before they size an allocation."""
+    if file.format not in _LIBSNDFILE_FORMATS:
+        raise DataError(f"{name} has the format {file.format}; expected one of {', '.join(_AUDIO_FORMATS)}.")
+    if file.samplerate not in _SAMPLE_RATES or file.channels > _MAX_CHANNELS:
         raise DataError(
             f"{name} claims {file.samplerate} Hz and {file.channels} channels; "
-            f"expected {_RATES.start} to {_RATES.stop - 1} Hz and at most {_MAX_CHANNELS} channels."
+            f"expected {_SAMPLE_RATES.start} to {_SAMPLE_RATES.stop - 1} Hz and at most {_MAX_CHANNELS} channels."
         )
-    if file.frames >= 2**40:  # libsndfile's way to say that a FLAC was written to a pipe; it cannot seek in those
-        raise DataError(f"{name} does not say how long it is; convert it to a complete file first.")
+    if file.frames >= 2**40:  # libsndfile's value for a FLAC that was written to a pipe; it cannot seek in those
+        raise DataError(f"{name} does not state its length; convert it to a complete file first.")
 
 
 def _read_mono(file, start: int, count: int) -> np.ndarray:
-    """Up to `count` frames from `start`. Block by block, so that memory follows what is there, not what is claimed."""
+    """Read up to `count` frames from `start`, in blocks: memory grows with the data, not with the header's claim."""
     file.seek(start)
     blocks: list[np.ndarray] = []
     while count > 0:
@@ -194,9 +206,9 @@ def _read_mono(file, start: int, count: int) -> np.ndarray:
 
 
 def _check_riff_length(stream: BinaryIO, name: str) -> None:
-    """A WAV whose data chunk is cut off is an error; libsndfile would read what is left and say nothing.
+    """Refuse a WAV whose data chunk is cut off; libsndfile reads the rest without an error.
 
-    A size of 2**32 - 1 is what writers to a pipe leave behind: it promises nothing, so the data go up to the end.
+    Writers to a pipe leave a size of 2**32 - 1, which means nothing: the data then end with the file.
     """
     end = stream.seek(0, io.SEEK_END)
     stream.seek(0)
@@ -211,10 +223,10 @@ def _check_riff_length(stream: BinaryIO, name: str) -> None:
             elif chunk == b"ds64" and len(fields := stream.read(16)) == 16:
                 long_size = struct.unpack(f"{order}Q", fields[8:16])[0]
             elif chunk == b"data":
-                promised = long_size if size == 2**32 - 1 else size
-                if promised is not None and start + promised > end:
+                stated_size = long_size if size == 2**32 - 1 else size
+                if stated_size is not None and start + stated_size > end:
                     raise DataError(
-                        f"{name} is truncated: expected {promised // frame_bytes} frames, "
+                        f"{name} is truncated: expected {stated_size // frame_bytes} frames, "
                         f"found {(end - start) // frame_bytes}."
                     )
                 break
@@ -227,9 +239,9 @@ def _check_riff_length(stream: BinaryIO, name: str) -> None:
 
 @contextmanager
 def _stream(source: Source) -> Iterator[tuple[BinaryIO, str]]:
-    """A file or bytes as a stream, with the name to use in errors."""
+    """Open a file or bytes as a stream; the second value is its name in errors."""
     if isinstance(source, bytes):
-        yield io.BytesIO(source), "the data given"
+        yield io.BytesIO(source), "the given file"
         return
     try:
         file = open(source, "rb")  # noqa: SIM115 (closed below)
@@ -239,8 +251,10 @@ def _stream(source: Source) -> Iterator[tuple[BinaryIO, str]]:
         yield file, str(source)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+def _reason(error: Exception) -> str:
+    """One line about an error; libsndfile's own text, without the representation of our stream."""
+    reason = getattr(error, "error_string", None) or getattr(error, "strerror", None) or str(error)
+    return " ".join(str(reason).split()).rstrip(".")[:200] or type(error).__name__
 
 
 # -- arguments of the API and the command line ------------------------------------------------------------------------
@@ -250,60 +264,71 @@ AudioLike = Audio | tuple[np.ndarray, int] | Source
 
 
 def load_image(image: ImageLike) -> Image.Image:
-    """An RGB image from a path, the bytes of a file, a PIL image or an array [H, W], [H, W, 3] or [H, W, 4]."""
+    """An RGB image from a path, the bytes of a file, a PIL image, or an array [H, W], [H, W, 1], [H, W, 3], [H, W, 4].
+
+    Arrays are uint8, or floats in [0, 1]. EXIF orientation applies to files only.
+    """
     if isinstance(image, Image.Image):
         return _on_white(image)
     if isinstance(image, np.ndarray):
-        return _on_white(_image_of_array(image))
+        return _on_white(_array_to_image(image))
     if isinstance(image, str | Path | bytes):
-        return _as_user_error(read_image, _existing(image))
-    raise UserError(f"expected an image (path, PIL image, array or bytes), got {type(image).__name__}.")
+        return _with_user_errors(read_image, image)
+    raise UserError(f"expected an image (path, bytes, PIL image or array), got {type(image).__name__}.")
 
 
-def _image_of_array(array: np.ndarray) -> Image.Image:
+def _array_to_image(array: np.ndarray) -> Image.Image:
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)) or 0 in array.shape:
-        raise UserError(f"expected an image array [H, W], [H, W, 3] or [H, W, 4], got shape {list(array.shape)}.")
+        raise UserError(
+            "expected an image array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], "
+            f"got shape {list(array.shape)}; move channels to the end."
+        )
     if array.dtype != np.uint8:
         is_unit = np.issubdtype(array.dtype, np.floating) and bool(((array >= 0) & (array <= 1)).all())
         if not is_unit:
-            raise UserError(f"expected an image array of uint8, or of floats in [0, 1], got {array.dtype}.")
+            raise UserError(f"expected an image array of uint8, or of floats in [0, 1], got {_value_range(array)}.")
         array = (array * 255).round().astype(np.uint8)
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
+def _value_range(array: np.ndarray) -> str:
+    is_number = np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array)
+    return f"{array.dtype} from {array.min():g} to {array.max():g}" if is_number else str(array.dtype)
+
+
 def load_audio(audio: AudioLike) -> Audio:
-    """Audio from a path, the bytes of a file, an `Audio`, or a pair of samples [n] or [n, channels] and their rate."""
+    """Audio from a path, the bytes of a file, an `Audio`, or a pair (samples [n] or [n, channels], sample rate)."""
     if isinstance(audio, Audio):
         return audio
     if isinstance(audio, tuple) and len(audio) == 2 and isinstance(audio[0], np.ndarray):
-        return _audio_of_array(*audio)
+        return _array_to_audio(*audio)
     if isinstance(audio, str | Path | bytes):
-        return _as_user_error(read_audio, _existing(audio))
-    raise UserError(f"expected audio (path, triptych Audio, (samples, rate) or bytes), got {type(audio).__name__}.")
+        return _with_user_errors(read_audio, audio)
+    raise UserError(f"expected audio (path, bytes, Audio or (samples, sample_rate)), got {type(audio).__name__}.")
 
 
-def _audio_of_array(samples: np.ndarray, rate: Any) -> Audio:
-    if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.floating) or not np.isfinite(samples).all():
-        raise UserError(
-            f"expected finite float samples [n] or [n, channels], got {samples.dtype} of shape {list(samples.shape)}."
-        )
-    if not isinstance(rate, int | np.integer) or rate not in _RATES:
-        raise UserError(f"expected a sample rate of {_RATES.start} to {_RATES.stop - 1} Hz, got {rate!r}.")
+def _array_to_audio(samples: np.ndarray, sample_rate: Any) -> Audio:
+    if samples.ndim not in (1, 2) or 0 in samples.shape or (samples.ndim == 2 and samples.shape[1] > _MAX_CHANNELS):
+        raise UserError(f"expected samples [n] or [n, channels], got shape {list(samples.shape)}.")
+    if not np.issubdtype(samples.dtype, np.floating):
+        raise UserError(f"expected samples as floats in [-1, 1], got {_value_range(samples)}.")
+    if not np.isfinite(samples).all():
+        raise UserError("expected finite samples, got NaN or infinity.")
+    if not isinstance(sample_rate, int | np.integer) or sample_rate not in _SAMPLE_RATES:
+        expected = f"{_SAMPLE_RATES.start} to {_SAMPLE_RATES.stop - 1} Hz"
+        raise UserError(f"expected a sample rate of {expected}, got {sample_rate!r}.")
     mono = samples if samples.ndim == 1 else samples.mean(axis=1)
-    return Audio(np.clip(mono.astype(np.float32), -1, 1), int(rate))
+    return Audio(np.clip(mono.astype(np.float32), -1, 1), int(sample_rate))
 
 
-def _as_user_error(read: Any, source: Source) -> Any:
+def _with_user_errors(read: Any, source: Source) -> Any:
+    """Read a file that is an argument: a damaged one is the caller's mistake, not damaged data."""
+    if not isinstance(source, bytes) and not Path(source).is_file():
+        raise UserError(f"there is no file {str(source)!r}.")
     try:
         return read(source)
     except DataError as error:
         raise UserError(str(error)) from error
-
-
-def _existing(source: Source) -> Source:
-    if not isinstance(source, bytes) and not Path(source).is_file():
-        raise UserError(f"there is no file {str(source)!r}.")
-    return source
 
 
 # -- writing results --------------------------------------------------------------------------------------------------
@@ -319,15 +344,10 @@ def with_ending(out: Path, ending: str) -> Path:
 
 
 def write_media(item: Image.Image | Audio, out: Path | None, name: str, number: int | None) -> Path:
-    """Write a PNG or WAV; without a path, into the working folder under the direction's name."""
+    """Write a PNG or WAV to `out`, by default NAME.png or NAME.wav in the working directory."""
     path = with_ending(out or Path(name), ".png" if isinstance(item, Image.Image) else ".wav")
     if number is not None:
         path = path.with_name(f"{path.stem}-{number}{path.suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(item, Image.Image):
-        item.save(path)
-    else:
-        import soundfile
-
-        soundfile.write(path, item.samples, item.rate)
+    item.save(path)
     return path

@@ -1,4 +1,4 @@
-"""Figures: matplotlib that draws into files, with the look all of them share."""
+"""Matplotlib set up to draw into files, with the style that all figures share."""
 
 from pathlib import Path
 from typing import Any

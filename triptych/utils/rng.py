@@ -1,8 +1,8 @@
 """Counter-based random numbers: pure functions of integers, equal on every machine and in every version.
 
-A draw is named by a seed, a stream (what the number is for) and the integers that identify the sample, step or
-position. Nothing is stored, so results do not depend on the order of calls, the batch or the number of ranks. Every
-stream number of the project is in this file; changing one changes every run that uses it.
+A draw is identified by a seed, a stream (its purpose) and the integers of the sample, step or position. There is no
+state, so results do not depend on the order of calls, the batch or the number of ranks. All stream numbers of the
+project are in this file; changing one changes every run that uses it.
 """
 
 from enum import IntEnum
@@ -13,7 +13,7 @@ _FEISTEL_ROUNDS = 8  # with fewer, permutations of two to eight items are visibl
 
 
 class DataStream(IntEnum):
-    """What a data source's random bits are for."""
+    """Random bits of the data loader."""
 
     DOCUMENT_ORDER = 0
     CHANCE = 1
@@ -24,7 +24,7 @@ class DataStream(IntEnum):
 
 
 class CorruptStream(IntEnum):
-    """What a sample's random bits are for: masks in training, and from 101 on masks in validation."""
+    """Random bits of corruption: masks in training, and from 101 on masks in validation."""
 
     STRATUM = 0
     TIME = 1
@@ -38,7 +38,7 @@ class CorruptStream(IntEnum):
 
 
 class SampleStream(IntEnum):
-    """What a request's random bits are for."""
+    """Random bits of generation."""
 
     TOKEN = 0
     POSITION = 1
@@ -77,10 +77,10 @@ def to_uniform(bits: np.ndarray) -> np.ndarray:
 
 
 def permute(indices: np.ndarray, sizes: np.ndarray, *key: int | np.ndarray) -> np.ndarray:
-    """A random bijection of range(size) for every key, without making the whole permutation; all arguments broadcast.
+    """A random bijection of range(size) for every key, computed per index; all arguments broadcast.
 
-    A Feistel network permutes the next power of four; what falls outside is permuted again until it falls inside,
-    which takes at most four turns on average.
+    A Feistel network permutes the next power of four; a result outside the range is permuted again until it is inside,
+    which takes at most four rounds on average.
     """
     result, sizes, keys = np.broadcast_arrays(indices, sizes, random_bits(*key))
     result, sizes = result.astype(np.uint64), sizes.astype(np.uint64)

@@ -1,12 +1,11 @@
-"""Trials: independent pieces of work, each one record. Any number of processes on any machines share a folder of them.
+"""Trials: independent runs, each of which yields one record. Any number of processes and machines share a folder.
 
     FOLDER/records.jsonl      one JSON line per finished trial, in the order they finished
-    FOLDER/claims/KEY         who is at a trial; touched while they are, free again when it has not been for long
+    FOLDER/claims/KEY         the process that runs a trial; it touches the file regularly, and the claim expires if not
 
-A trial that fails with numbers that are not finite is a result. One that was interrupted is none, and begins anew.
+A diverged trial is a result and is recorded. An interrupted trial leaves no record, and is run again from the start.
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -20,20 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import DataError
+from triptych.utils.locks import lock_file
 
-CLAIM_SECONDS = 60.0  # without a sign of life after which a trial is free again
+CLAIM_SECONDS = 60.0  # a claim expires if it was not touched for this long
 _TOUCH_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Trial:
     key: str
-    """Its name in records and claims: says what decides the result."""
+    """Name in records and claims; names everything that determines the result."""
     settings: dict[str, Any]
 
 
 class TrialRecords:
-    """What has been found so far."""
+    """The records and claims in a folder."""
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "records.jsonl"
@@ -48,11 +48,11 @@ class TrialRecords:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                if number == len(lines):  # a last line without its end: whoever wrote it was stopped
+                if number == len(lines):  # an incomplete last line: its process was stopped while it wrote
                     return
-                raise DataError(f"{self.path}, line {number} is not JSON ({error}). Mend or delete it.") from error
+                raise DataError(f"{self.path}, line {number} is not JSON ({error}). Fix or delete it.") from error
             if not isinstance(record, dict) or "key" not in record:
-                raise DataError(f"{self.path}, line {number} is not a record with a key. Mend or delete it.")
+                raise DataError(f"{self.path}, line {number} is not a record with a key. Fix or delete it.")
             yield record
 
     @property
@@ -60,46 +60,46 @@ class TrialRecords:
         return {record["key"] for record in self}
 
     def add(self, record: dict[str, Any]) -> None:
-        """Append a line, whole and alone, whoever else appends; of two results of one trial the first counts."""
+        """Append a record under a lock. If the trial already has one, the first one counts."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file)
             if record["key"] in self.keys:
                 return
             file.seek(0, os.SEEK_END)
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # half a line of someone who was stopped
-                    whole = self.path.read_bytes().rpartition(b"\n")[0]
-                    file.truncate(len(whole) + bool(whole))
+                if file.read(1) != b"\n":  # an incomplete line of a process that was stopped
+                    complete = self.path.read_bytes().rpartition(b"\n")[0]
+                    file.truncate(len(complete) + bool(complete))
             file.write((json.dumps(record) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
-        """Whether this process may work at a trial; nobody else may meanwhile."""
+        """Claim a trial while the context is open; yields whether this process may run it."""
         path, me = self._claim_path(key), f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}"
-        if not _take(path, me):
+        if not take_claim(path, me):
             yield False
             return
-        done = threading.Event()
-        threading.Thread(target=_keep_alive, args=(path, me, done), daemon=True).start()
+        finished = threading.Event()
+        threading.Thread(target=_keep_alive, args=(path, me, finished), daemon=True).start()
         try:
-            yield key not in self.keys  # it may have been finished just before it was claimed
+            yield key not in self.keys  # it may have finished just before it was claimed
         finally:
-            done.set()
-            if _owner(path) == me:  # if this process was silent for long, it is someone else's now
+            finished.set()
+            if _owner(path) == me:  # else the claim expired, and another process took it
                 path.unlink(missing_ok=True)
 
-    def who_is_at(self, key: str) -> str | None:
-        """The host and process that has claimed a trial, if it has shown life of late."""
+    def claimed_by(self, key: str) -> str | None:
+        """The host and process with a valid claim on a trial."""
         path = self._claim_path(key)
         return None if _is_free(path) else _owner(path)
 
     @property
     def workers(self) -> list[str]:
-        """Everyone who is at a trial."""
+        """All hosts and processes with a valid claim."""
         claims = sorted((self.folder / "claims").glob("[!.]*"))
         return sorted({_owner(path) or "" for path in claims if not _is_free(path)} - {""})
 
@@ -121,18 +121,19 @@ def _owner(path: Path) -> str | None:
         return None
 
 
-def _take(path: Path, me: str) -> bool:
+def take_claim(path: Path, owner: str) -> bool:
+    """Write a claim if it is free or has expired; returns whether it was taken."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.parent / ".lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # else two could find the same claim abandoned
+        lock_file(lock)  # otherwise two processes could take the same expired claim
         if not _is_free(path):
             return False
-        path.write_text(me)
+        path.write_text(owner)
         return True
 
 
-def _keep_alive(path: Path, me: str, done: threading.Event) -> None:
-    while not done.wait(_TOUCH_SECONDS):
+def _keep_alive(path: Path, me: str, finished: threading.Event) -> None:
+    while not finished.wait(_TOUCH_SECONDS):
         if _owner(path) == me:
             path.touch()
 
@@ -143,32 +144,32 @@ def run_trials(
     run: Callable[[Trial], dict[str, Any] | None],
     report: Callable[[str], None] = print,
 ) -> dict[str, dict[str, Any]]:
-    """Do what is not done yet, and nobody else is at; returns the records of these trials, by key.
+    """Run the trials that have no record and no valid claim; returns the records of all given trials, by key.
 
-    A trial that `run` gives no result of is left to others.
+    If `run` returns None, the trial is left to other processes.
     """
     records = TrialRecords(folder)
-    wanted, left = {trial.key: trial for trial in trials}, set[str]()
-    while missing := [trial for trial in wanted.values() if trial.key not in records.keys | left]:
-        free = [trial for trial in missing if records.who_is_at(trial.key) is None]
+    by_key, skipped = {trial.key: trial for trial in trials}, set[str]()
+    while missing := [trial for trial in by_key.values() if trial.key not in records.keys | skipped]:
+        free = [trial for trial in missing if records.claimed_by(trial.key) is None]
         if not free:
             break
         for trial in free:
             with records.claim(trial.key) as is_ours:
                 if not is_ours:
                     continue
-                began = time.monotonic()
+                started = time.monotonic()
                 result = run(trial)
                 if result is None:
-                    left.add(trial.key)
+                    skipped.add(trial.key)
                     continue
-                seconds = round(time.monotonic() - began, 1)
+                seconds = round(time.monotonic() - started, 1)
                 assert not trial.settings.keys() & result.keys(), "a result would hide a setting of the same name"
                 records.add({"key": trial.key, **trial.settings, **result, "seconds": seconds})
-            done = len(records.keys & wanted.keys())
-            report(f"{done} of {len(wanted)}: {trial.key} {_short(result)} ({seconds:.0f} s)")
-    return {record["key"]: record for record in records if record["key"] in wanted}
+            num_finished = len(records.keys & by_key.keys())
+            report(f"{num_finished} of {len(by_key)}: {trial.key} {_summary(result)} ({seconds:.0f} s)")
+    return {record["key"]: record for record in records if record["key"] in by_key}
 
 
-def _short(result: dict[str, Any]) -> str:
+def _summary(result: dict[str, Any]) -> str:
     return " ".join(f"{name} {value:.4g}" for name, value in result.items() if isinstance(value, float))

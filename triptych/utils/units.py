@@ -1,4 +1,4 @@
-"""Numbers for people: short forms of counts and bytes."""
+"""Counts and bytes in short, readable form."""
 
 
 def human_number(number: float) -> str:

@@ -1,8 +1,9 @@
-"""Raw samples out of files, in an order that depends on nothing but their names.
+"""Reading raw samples from files, in an order that depends on the file names alone.
 
     inputs (paths, folders, patterns) -> Source (parts: one file of one format each) -> RawSample or BadSample
 
-A new format is one `Format` in one module and one line in FORMATS.
+To add a format: write a module with one `Format` (see `plain.py` for the smallest), add it to `FORMATS` below, and
+add its files and expected samples to `tests/data/test_sources.py`. The help of `triptych tokenize` lists it by itself.
 """
 
 import csv
@@ -28,25 +29,19 @@ from triptych.vocab import Task
 
 __all__ = ["FORMATS", "BadSample", "Item", "Part", "ReadOptions", "Source", "open_source"]
 
-# In a folder, the first format that finds something wins: a folder of captioned pictures also holds .txt files.
+# In a folder, the first format that claims a file wins: a folder of captioned images also holds .txt files.
 FORMATS = (LIBRISPEECH, TABLE, PAIRS, WEBDATASET, PARQUET, TXT)
 
-# The others may stand beside these: captions are .txt files, transcripts lie beside sounds.
+# The other formats may occur beside these: captions are .txt files, transcripts are stored beside audio files.
 _NEVER_TOGETHER = (TABLE.name, PAIRS.name, WEBDATASET.name, PARQUET.name)
 
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    zlib.error,
-    tarfile.TarError,
-    csv.Error,
-)  # what a damaged file makes readers raise
+# What readers raise on a damaged file.
+_UNREADABLE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError, csv.Error)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file to be read from start to end."""
+    """One file, read from start to end."""
 
     path: Path
     format: Format
@@ -54,12 +49,12 @@ class Part:
 
 
 class Source:
-    """All samples of some files, in order. Iterating again starts again."""
+    """All samples of some files, in order. A new iteration starts from the beginning."""
 
     def __init__(self, parts: Sequence[Part], task: Task, options: ReadOptions):
         self.parts, self.task, self.options = parts, task, options
         self.fraction = 0.0
-        """How much of all bytes has been read by the latest iteration, from 0 to 1."""
+        """Fraction of all bytes that the latest iteration has read, from 0 to 1."""
 
     def __iter__(self) -> Iterator[Item]:
         total = max(sum(part.size for part in self.parts), 1)
@@ -74,7 +69,7 @@ class Source:
     def fingerprint(self) -> dict[str, int | str]:
         """Changes when any input file appears, disappears or changes its size or time. Contents are not read.
 
-        Media that a table or transcript only points at are not watched: there may be millions, anywhere.
+        Media files that a table or transcript refers to are not included: there may be millions, anywhere.
         """
         digest, files, size = hashlib.sha256(), 0, 0
         for path in itertools.chain.from_iterable(part.format.watched(part.path) for part in self.parts):
@@ -88,7 +83,7 @@ class Source:
 
 
 def _guarded(part: Part, task: Task, options: ReadOptions) -> Iterator[tuple[float, Item]]:
-    """Read a part; if it turns out to be damaged, its rest is one bad sample and the next part follows."""
+    """Read a part. If it is damaged, the rest of it counts as one bad sample and the next part follows."""
     try:
         yield from part.format.read(part.path, task, options)
     except UserError:
@@ -101,22 +96,22 @@ def _describe(error: BaseException) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip()
 
 
-# -- finding ----------------------------------------------------------------------------------------------------------
+# -- detecting formats ------------------------------------------------------------------------------------------------
 
 
 def open_source(
     inputs: Sequence[str], *, format: str | None = None, task: Task | None = None, options: ReadOptions | None = None
 ) -> Source:
-    """Find out what the inputs are. Each is a file, a folder, or a pattern such as `shards/{00000..00099}.tar`.
+    """Detect the format and the task of the inputs: files, folders, or patterns like `shards/{00000..00099}.tar`.
 
-    `format` and `task` are for inputs that could be taken for several things; None means: find out.
+    `format` and `task` are for ambiguous inputs; None detects them.
     """
     options = options or ReadOptions()
     formats = FORMATS if format is None else (_format_named(format),)
-    every = [part for text in inputs for path in _expand(text) for part in _parts_of(path, formats)]
-    parts = list({part.path.resolve(): part for part in every}.values())  # a file that is named twice is read once
+    all_parts = [part for text in inputs for path in _expand(text) for part in _parts_of(path, formats)]
+    parts = list({part.path.resolve(): part for part in all_parts}.values())  # a file named twice is read once
     if task not in (None, Task.TEXT) and any(part.format is TXT for part in parts):
-        raise UserError(f"plain text files hold no {task.label} samples; leave --task out or name other inputs.")
+        raise UserError(f"plain text files hold no {task.label} samples; leave out --task or choose other inputs.")
     task = task if task is not None else _common_task(parts, options)
     return Source(parts, task, options)
 
@@ -129,18 +124,18 @@ def _format_named(name: str) -> Format:
 
 
 def _expand(text: str) -> list[Path]:
-    """A path, or all that match a pattern, sorted. {00..12} counts, {a,b} lists, * ? [] are as in a shell."""
+    """A path, or all paths that match a pattern, sorted. {00..12}, {a,b}, * ? and [] work as in a shell."""
     if not text:
-        raise UserError("an input is an empty text; is a shell variable not set?")
+        raise UserError("an input is an empty string; is a shell variable not set?")
     if Path(text).exists():
         return [Path(text)]
-    found = []
+    names: list[str] = []
     for name in _expand_braces(text):
         matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))
         if not matches:
             raise DataError(f"no such file or folder: {name}")
-        found += matches
-    return [Path(name) for name in found]
+        names += matches
+    return [Path(name) for name in names]
 
 
 def _expand_braces(text: str) -> list[str]:
@@ -157,34 +152,34 @@ def _expand_braces(text: str) -> list[str]:
 
 def _parts_of(path: Path, formats: Sequence[Format]) -> list[Part]:
     files = _walk(path) if path.is_dir() else [path]
-    found: dict[str, list[Part]] = {}
+    parts: dict[str, list[Part]] = {}  # by format
     for format in formats:
         claimed = [file for file in files if format.claims(file)]
         picked = format.pick(claimed) if path.is_dir() else claimed
         if picked:
-            found[format.name] = [Part(file, format, file.stat().st_size) for file in picked]
-    rivals = [name for name in found if name in _NEVER_TOGETHER]
-    if len(rivals) > 1:
-        examples = ", ".join(f"{name} ({found[name][0].path})" for name in rivals)
+            parts[format.name] = [Part(file, format, file.stat().st_size) for file in picked]
+    conflicting = [name for name in parts if name in _NEVER_TOGETHER]
+    if len(conflicting) > 1:
+        examples = ", ".join(f"{name} ({parts[name][0].path})" for name in conflicting)
         raise UserError(f"{path} holds samples of several formats: {examples}. Choose with --format.")
-    if found:
-        return next(iter(found.values()))
+    if parts:
+        return next(iter(parts.values()))
     kinds = "\n".join(f"  {format.name:12} {format.looks_for}" for format in formats)
-    what = f"among the {len(files)} files in {path}" if path.is_dir() else f"in {path}"
-    raise DataError(f"found no samples {what}. Looked for:\n{kinds}")
+    where = f"among the {len(files)} files in {path}" if path.is_dir() else f"in {path}"
+    raise DataError(f"found no samples {where}. Looked for:\n{kinds}")
 
 
 def _walk(folder: Path) -> list[Path]:
     """All files below a folder, sorted, without hidden ones."""
-    found = []
+    files: list[Path] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in found if file.exists())  # a link may lead nowhere
+        files += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in files if file.exists())  # a link may be broken
 
 
 def _common_task(parts: Sequence[Part], options: ReadOptions) -> Task:
-    """The task of the parts, judged by the first file of every kind in every folder."""
+    """The task of the parts, detected from the first file of every format and suffix in every folder."""
     samples = {(part.format.name, part.path.parent, part.path.suffix): part for part in reversed(parts)}
     tasks: dict[Task, Path] = {}
     for part in samples.values():
@@ -195,8 +190,9 @@ def _common_task(parts: Sequence[Part], options: ReadOptions) -> Task:
         except _UNREADABLE as error:
             raise DataError(f"{part.path} cannot be read as {part.format.name}: {_describe(error)}.") from error
     if len(tasks) > 1:
-        found = ", ".join(f"{task.label} in {path}" for task, path in sorted(tasks.items()))
+        tasks_found = ", ".join(f"{task.label} in {path}" for task, path in sorted(tasks.items()))
         raise DataError(
-            f"a data set holds samples of one task, but there is {found}. Tokenize them apart, or give --task."
+            f"a dataset holds samples of one task, but there is {tasks_found}. "
+            "Tokenize them separately, or give --task."
         )
     return next(iter(tasks))

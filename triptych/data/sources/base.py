@@ -1,4 +1,4 @@
-"""What all sources share: the items they yield, and the description of a format."""
+"""Shared by all formats: the items they yield, and the description of a format."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from triptych.data.types import RawSample
 from triptych.vocab import Task
 
 MAX_MEDIA_BYTES = 256 << 20
-"""Of one encoded picture or sound."""
+"""Limit for one encoded image or audio file."""
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 AUDIO_SUFFIXES = (".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
@@ -16,9 +16,9 @@ AUDIO_SUFFIXES = (".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
 
 @dataclass(frozen=True)
 class BadSample:
-    """What stands in the place of a sample that cannot be used, so that every other sample keeps its number.
+    """Replaces a sample that cannot be used, so that all other samples keep their numbers.
 
-    `reason` is a short category, then perhaps ": " and details; summaries count by category.
+    `reason` is a short category, optionally followed by ": " and details; summaries count by category.
     """
 
     key: str
@@ -31,41 +31,41 @@ class BadSample:
 
 Item = RawSample | BadSample
 Reading = Iterator[tuple[float, Item]]
-"""Items, each with how much of its file has been read, from 0 to 1."""
+"""Items, each with the fraction of its file that has been read, from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How files are to be understood, where they leave a choice."""
+    """How to read files that allow several interpretations."""
 
     text_key: str | None = None
-    """Column or field that holds the text; the usual names are tried if None."""
+    """Column or field of the text; None tries the usual names."""
     media_key: str | None = None
-    """Column or field that holds the picture or sound, or its path; the usual names are tried if None."""
+    """Column or field of the image or audio, or of its path; None tries the usual names."""
     per_line: bool = False
-    """Whether every line of a plain text file is a document of its own."""
+    """Whether every line of a plain text file is a document."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One way in which samples are stored. Every file of it is read on its own, from start to end."""
+    """One way of storing samples. Every file of a format is read independently, from start to end."""
 
     name: str
     looks_for: str
-    """By what it is recognised, for the help and for the error when nothing is."""
+    """How it is recognised; shown in the help and in the error when no format matches."""
     claims: Callable[[Path], bool]
-    """Whether a file is of this format, judged by its name and its neighbours."""
+    """Whether a file has this format, by its name and its neighbours."""
     task_of: Callable[[Path, ReadOptions], Task]
-    """What its samples are, judged by the first of them. Raises DataError if that cannot be said."""
+    """The task of a file's samples, detected from the first of them. Raises DataError if it cannot be detected."""
     read: Callable[[Path, Task, ReadOptions], Reading]
     pick: Callable[[list[Path]], list[Path]] = list
-    """Of all claimed files of a folder, those to read."""
+    """Selects the files to read among all claimed files of a folder."""
     watched: Callable[[Path], tuple[Path, ...]] = lambda path: (path,)
-    """The files whose change means that the input has changed."""
+    """The files whose size and time are part of the input's fingerprint."""
 
 
 def task_of_name(name: str | Path) -> Task | None:
-    """What a file is, by its suffix; None for anything but a picture or a sound."""
+    """The task that a media file belongs to, by its suffix; None for other files."""
     suffix = PurePath(name).suffix.lower()
     if suffix in IMAGE_SUFFIXES:
         return Task.IMAGE_TEXT
@@ -73,5 +73,5 @@ def task_of_name(name: str | Path) -> Task | None:
 
 
 def media_name(task: Task) -> str:
-    """The word for what stands beside the text."""
+    """The name of the media that a task pairs with text."""
     return "image" if task == Task.IMAGE_TEXT else "audio"

@@ -1,4 +1,4 @@
-"""Reading files that may be compressed, with an eye on how much is left and a limit on how much is taken in."""
+"""Reading files that may be compressed, with progress and with limits on the size of a document."""
 
 import gzip
 import io
@@ -9,11 +9,11 @@ from typing import Any, BinaryIO, cast
 from triptych.data.sources.base import BadSample
 from triptych.errors import require
 
-MAX_TEXT_BYTES = 32 << 20  # of one document; more is a decompression bomb or a file without line ends
+MAX_TEXT_BYTES = 32 << 20  # of one document; a larger one is a decompression bomb or a file without line ends
 
 
 class CountedFile(io.BufferedReader):
-    """A file that knows how much of it has been read, also when a decompressor does the reading."""
+    """A file that counts how much of it has been read, also when a decompressor reads it."""
 
     def __init__(self, path: Path):
         super().__init__(io.FileIO(path))
@@ -39,12 +39,12 @@ def decompressed(file: CountedFile, path: Path) -> BinaryIO:
 
 
 class _ZstdContent(io.RawIOBase):
-    """The decompressed content of a .zst file. Unlike the package's own reader, it notices a file that is cut short."""
+    """The decompressed content of a .zst file. Unlike the package's own reader, it detects a truncated file."""
 
     def __init__(self, file: BinaryIO):
         self._zstandard = require("zstandard", "data", "reading .zst files")
         self._file, self._frame, self._ready = file, self._new_frame(), memoryview(b"")
-        self._started = False  # whether the current frame has got any bytes
+        self._started = False  # whether the current frame has received any bytes
 
     def _new_frame(self) -> Any:
         return self._zstandard.ZstdDecompressor().decompressobj()
@@ -60,7 +60,7 @@ class _ZstdContent(io.RawIOBase):
         return count
 
     def _decompress(self) -> bool:
-        """Take in a little more: 4 KiB give at most 128 MiB, whatever is in them. False at the end of the file."""
+        """Decompress the next 4 KiB, which give at most 128 MiB. False at the end of the file."""
         compressed = self._file.read(4096)
         if not compressed:
             if self._started:
@@ -80,7 +80,7 @@ class _ZstdContent(io.RawIOBase):
 
 
 def read_document(path: Path) -> str | BadSample:
-    """A whole text file."""
+    """The content of a text file as one document."""
     with CountedFile(path) as file, decompressed(file, path) as stream:
         content = stream.read(MAX_TEXT_BYTES + 1)
     if len(content) > MAX_TEXT_BYTES:
@@ -89,7 +89,7 @@ def read_document(path: Path) -> str | BadSample:
 
 
 def read_lines(path: Path) -> Iterator[tuple[float, str, str | BadSample]]:
-    """The lines of a text file that are not blank: fraction read, key, and the text, or why it cannot be had."""
+    """The non-blank lines of a text file: fraction read, key, and the text or the reason why it is bad."""
     with CountedFile(path) as file, decompressed(file, path) as stream:
         number = 0
         while line := stream.readline(MAX_TEXT_BYTES):
@@ -104,7 +104,7 @@ def read_lines(path: Path) -> Iterator[tuple[float, str, str | BadSample]]:
 
 
 def decode_text(content: bytes, key: str, *, at_start: bool = True) -> str | BadSample:
-    """UTF-8 to text. A byte order mark may stand at the start of a file."""
+    """Decode UTF-8. A file may start with a byte order mark."""
     try:
         return content.decode("utf-8-sig" if at_start else "utf-8")
     except UnicodeDecodeError as error:

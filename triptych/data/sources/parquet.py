@@ -1,4 +1,4 @@
-"""Parquet files: a column of text, and perhaps one of pictures or sounds (as bytes, or {bytes, path})."""
+"""Parquet files: a column of text, and optionally one of images or audio (as bytes, or {bytes, path})."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +9,11 @@ from triptych.data.sources.tables import MEDIA_COLUMNS, TEXT_COLUMNS, sample_of,
 from triptych.errors import DataError, require
 from triptych.vocab import Task
 
-_ROWS_AT_ONCE = 64  # pictures are large
+_ROWS_AT_ONCE = 64  # images are large
 
 
 def _rows(path: Path, tasks: list[Task], options: ReadOptions) -> Iterator[tuple[float, str, dict[str, Any]]]:
-    """The rows, with no more columns than samples of these tasks can need."""
+    """The rows, with only the columns that samples of these tasks can use."""
     wanted = {*TEXT_COLUMNS, "offset", "duration", options.text_key, options.media_key}
     wanted.update(*(MEDIA_COLUMNS.get(task, ()) for task in tasks))
     parquet = require("pyarrow.parquet", "data", "reading Parquet files")
@@ -21,7 +21,7 @@ def _rows(path: Path, tasks: list[Task], options: ReadOptions) -> Iterator[tuple
         columns = [name for name in file.schema_arrow.names if name in wanted]
         if not columns:
             names = ", ".join(map(repr, file.schema_arrow.names[:12]))
-            raise DataError(f"{path} has none of the columns that are looked for, only {names}. See --text-key.")
+            raise DataError(f"{path} has none of the usual columns, only {names}. Choose one with --text-key.")
         total, number = max(file.metadata.num_rows, 1), 0
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
             for row in _records(batch):
@@ -30,7 +30,7 @@ def _rows(path: Path, tasks: list[Task], options: ReadOptions) -> Iterator[tuple
 
 
 def _records(batch: Any) -> list[dict[str, Any]]:
-    """The rows of a batch. A text that is no UTF-8 becomes bytes, which spoil only its own row."""
+    """The rows of a batch. A text that is not UTF-8 stays bytes, which makes only its own row bad."""
     try:
         return batch.to_pylist()
     except UnicodeDecodeError:
@@ -61,7 +61,7 @@ def _read_parquet(path: Path, task: Task, options: ReadOptions) -> Reading:
 
 PARQUET = Format(
     name="parquet",
-    looks_for="*.parquet with the same columns; pictures and sounds as bytes or {bytes, path}",
+    looks_for="*.parquet with the same columns; images and audio as bytes or {bytes, path}",
     claims=lambda path: path.name.lower().endswith(".parquet"),
     task_of=_task_of_parquet,
     read=_read_parquet,

@@ -1,4 +1,4 @@
-"""Text files: documents, captions beside their picture or sound, and the transcripts of LibriSpeech."""
+"""Text files: documents, captions beside an image or audio file, and LibriSpeech transcripts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def _caption_of(media: Path) -> Path:
 
 def _read_pair(path: Path, task: Task, options: ReadOptions) -> Reading:
     if task_of_name(path) != task:
-        return  # in a folder of both, --task says which are meant
+        return  # in a folder of images and audio, --task selects one kind
     caption = _caption_of(path)
     text = (
         read_document(caption)
@@ -47,18 +47,18 @@ def _read_pair(path: Path, task: Task, options: ReadOptions) -> Reading:
 def _task_of_pair(path: Path, options: ReadOptions) -> Task:
     task = task_of_name(path)
     if task is None:
-        raise DataError(f"{path} is neither a picture nor a sound.")
+        raise DataError(f"{path} is neither an image nor an audio file.")
     return task
 
 
 def _with_captions(media: list[Path]) -> list[Path]:
-    """All, also those without a caption (they will be named as bad samples), if any has one."""
+    """All files if any has a caption; those without one become bad samples."""
     return media if any(_caption_of(path).is_file() for path in media) else []
 
 
 PAIRS = Format(
     name="pairs",
-    looks_for="pictures or sounds with a caption beside them: cat.png + cat.txt, hello.flac + hello.txt",
+    looks_for="images or audio files with a caption beside them: cat.png + cat.txt, hello.flac + hello.txt",
     claims=lambda path: task_of_name(path) is not None,
     task_of=_task_of_pair,
     read=_read_pair,
@@ -73,15 +73,15 @@ def _read_transcript(path: Path, task: Task, options: ReadOptions) -> Reading:
             yield fraction, line
             continue
         name, _, text = line.partition(" ")
-        sound = next(_sounds_named(path.parent, name), None)
-        if sound is None:
+        audio = next(_audio_files(path.parent, name), None)
+        if audio is None:
             yield fraction, BadSample(key, f"missing file: {name}.flac is not beside the transcript")
         else:
-            yield fraction, RawSample(key, text.strip(), str(sound))
+            yield fraction, RawSample(key, text.strip(), str(audio))
 
 
-def _sounds_named(folder: Path, name: str) -> Iterator[Path]:
-    if Path(name).name == name:  # a transcript has no business outside its folder
+def _audio_files(folder: Path, name: str) -> Iterator[Path]:
+    if Path(name).name == name:  # a transcript must not refer to files outside its folder
         candidates = (folder / f"{name}{suffix}" for suffix in (".flac", ".wav"))
         yield from (path for path in candidates if path.is_file())
 

@@ -1,8 +1,8 @@
-"""Tables: JSONL, CSV and TSV. A row holds a text, or a text and the path of its picture or sound.
+"""Tables: JSONL, CSV and TSV. A row holds a text, or a text and the path of an image or audio file.
 
-The same rules find the columns in all of them, in Parquet and in the .json members of a WebDataset, so that
-Hugging Face's ImageFolder and AudioFolder (file_name, text) and NeMo's manifests (audio_filepath, text, offset,
-duration) need no format of their own. Relative paths start at the folder of the table.
+The same rules find the columns of Parquet files and the fields of .json members of a WebDataset. They cover Hugging
+Face's ImageFolder and AudioFolder (file_name, text) and NeMo's manifests (audio_filepath, text, offset, duration).
+Relative paths start at the folder of the table.
 """
 
 import csv
@@ -43,8 +43,8 @@ MEDIA_COLUMNS = {
 }
 _MEDIA_ONLY = ("image", "image_path", "img", "audio_filepath", "audio", "audio_path")
 _MOST_SECONDS = 1e9
-_ROWS_LOOKED_AT = 1000  # to find out what a table holds
-_MAX_FIELD_BYTES = 16 << 20  # in CSV, where a quote left open would swallow the rest of the file
+_ROWS_INSPECTED = 1000  # to detect the task of a table
+_MAX_FIELD_BYTES = 16 << 20  # in CSV, where an unclosed quote would swallow the rest of the file
 _JSON_LINES = (".jsonl", ".ndjson")
 Row = Mapping[str, Any]
 
@@ -53,34 +53,34 @@ Row = Mapping[str, Any]
 
 
 def find_text(row: Row, options: ReadOptions) -> str | None:
-    """The text of a row, None if there is no string in the right place."""
+    """The text of a row, or None if no text column holds a string."""
     candidates = TEXT_COLUMNS if options.text_key is None else (options.text_key,)
     return next((row[name] for name in candidates if isinstance(row.get(name), str)), None)
 
 
 def find_media(row: Row, task: Task, options: ReadOptions) -> bytes | str | None:
-    """The encoded picture or sound in a row, or its path: the first column that has one."""
+    """The encoded image or audio of a row, or its path: from the first column that has one."""
     for name in MEDIA_COLUMNS[task] if options.media_key is None else (options.media_key,):
         value = row.get(name)
         if isinstance(value, Mapping):  # as Hugging Face stores them
             value = value.get("bytes") or value.get("path")
         if not value or not isinstance(value, bytes | str):
             continue
-        found = _task_of_cell(name, value)
-        if found == task or (found is None and options.media_key is not None):
+        cell_task = _task_of_cell(name, value)
+        if cell_task == task or (cell_task is None and options.media_key is not None):
             return value
     return None
 
 
 def _task_of_cell(column: str, value: bytes | str) -> Task | None:
-    """A path tells what it is by its suffix, bytes by the name of their column. Addresses are nothing we could read."""
+    """The task of a path follows from its suffix, that of bytes from their column. URLs are not supported."""
     if isinstance(value, str):
         return None if "://" in value else task_of_name(value)
     return next((t for t in MEDIA_COLUMNS if column in MEDIA_COLUMNS[t] and column not in _PATH_COLUMNS), None)
 
 
 def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions) -> Item:
-    """A row as a sample. Relative paths start at `folder`."""
+    """The sample of a row. Relative paths start at `folder`."""
     if not isinstance(row, Mapping):
         return BadSample(key, f"not a record: expected a JSON object, got {type(row).__name__}")
     text = find_text(row, options)
@@ -117,18 +117,18 @@ def _seconds(value: Any) -> float | None:
 
 
 def task_of_rows(rows: Iterable[Row], path: Path, options: ReadOptions) -> Task:
-    """What the samples of a table are, judged by its first row, or by more if that has a column for media but none."""
+    """The task of a table, from its first row; more rows are read while a media column is empty."""
     column = None
-    for row in itertools.islice(rows, _ROWS_LOOKED_AT):
+    for row in itertools.islice(rows, _ROWS_INSPECTED):
         task = _task_of_row(row, path, options)
         column = next((name for name in row if name in _MEDIA_ONLY), None)
         if task != Task.TEXT or column is None:
             return task
     if column is None:
-        raise DataError(f"{path} holds no rows that can be read.")
+        raise DataError(f"{path} holds no readable rows.")
     raise DataError(
-        f"{path} has a column {column!r}, but no picture or sound in it: expected bytes, or paths of files ending in "
-        f"{', '.join(IMAGE_SUFFIXES + AUDIO_SUFFIXES)}. To take the texts alone, give --task text."
+        f"{path} has a column {column!r}, but no image or audio in it: expected bytes, or paths of files ending in "
+        f"{', '.join(IMAGE_SUFFIXES + AUDIO_SUFFIXES)}. To use the texts alone, give --task text."
     )
 
 
@@ -136,19 +136,19 @@ def _task_of_row(row: Row, path: Path, options: ReadOptions) -> Task:
     if find_text(row, options) is None:
         wanted = f"a string under {options.text_key!r}" if options.text_key else f"one of {', '.join(TEXT_COLUMNS)}"
         raise DataError(f"{path} has no text: looked for {wanted}, found {_columns(row)}. Choose with --text-key.")
-    found = [task for task in MEDIA_COLUMNS if find_media(row, task, options) is not None]
-    if len(found) > 1:
-        raise UserError(f"{path} may hold pictures or sounds. Choose with --task image-text or --task audio-text.")
-    if options.media_key is not None and not found:
+    tasks = [task for task in MEDIA_COLUMNS if find_media(row, task, options) is not None]
+    if len(tasks) > 1:
+        raise UserError(f"{path} has both images and audio. Choose with --task image-text or --task audio-text.")
+    if options.media_key is not None and not tasks:
         raise DataError(f"{path} has nothing under {options.media_key!r}; found {_columns(row)}.")
-    return found[0] if found else Task.TEXT
+    return tasks[0] if tasks else Task.TEXT
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
 def _rows(path: Path) -> Iterator[tuple[float, str, Any]]:
-    """The rows of a table: fraction read, key, and the row, or why it cannot be had."""
+    """The rows of a table: fraction read, key, and the row or a BadSample."""
     return _json_rows(path) if plain_name(path).endswith(_JSON_LINES) else _csv_rows(path)
 
 
@@ -166,7 +166,7 @@ def _json_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
 def _csv_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
     csv.field_size_limit(_MAX_FIELD_BYTES)
     with CountedFile(path) as file, decompressed(file, path) as stream:
-        # Bytes that are no UTF-8 become lone surrogates, which spoil only their own sample.
+        # Bytes that are not UTF-8 become lone surrogates, which make only their own sample bad.
         lines = (
             line.decode("utf-8", "surrogateescape") for line in iter(lambda: stream.readline(_MAX_FIELD_BYTES), b"")
         )
@@ -199,7 +199,7 @@ def _read_table(path: Path, task: Task, options: ReadOptions) -> Reading:
 
 
 def _captions_first(tables: list[Path]) -> list[Path]:
-    """Where there are tables named metadata or captions, these describe the folder; the others are something else."""
+    """Tables named metadata or captions, if there are any: they describe the folder, the others do not."""
     named = [path for path in tables if plain_name(path).partition(".")[0] in ("metadata", "captions")]
     return named or tables
 

@@ -1,6 +1,6 @@
-"""WebDataset: tar files in which the members of one sample follow each other and share their name up to the first dot.
+"""WebDataset: tar files in which the members of one sample are adjacent and share their name up to the first dot.
 
-Nothing is ever unpacked to disk, and names are only labels here: one that leads outside, or a link, spoils its sample.
+Nothing is unpacked to disk. A sample with a link, or with a name that leads outside, is bad.
 """
 
 import json
@@ -21,7 +21,7 @@ _BLOCK = 512
 
 @dataclass
 class _Group:
-    """The members of one sample, gathered as a row: text as `text`, fields of .json, media under their suffix."""
+    """The members of one sample as a row: .txt as `text`, the fields of .json, media under their suffix."""
 
     name: str
     row: dict[str, Any] = field(default_factory=dict)
@@ -29,14 +29,14 @@ class _Group:
 
 
 def _members(path: Path) -> Iterator[tuple[float, tarfile.TarFile, tarfile.TarInfo]]:
-    """All members but folders and hidden files, with how much of the tar has been read."""
+    """All members but folders and hidden files, with the fraction of the tar that has been read."""
     with CountedFile(path) as file, decompressed(file, path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
         while (member := tar.next()) is not None:
-            # Or it would remember every member of a large tar.
+            # tarfile would otherwise keep every member of a large tar.
             tar.members.clear()  # type: ignore[attr-defined]
             if not member.isdir() and not PurePosixPath(member.name).name.startswith("."):
                 yield file.fraction, tar, member
-        # tarfile takes a damaged header for the end of the archive; the real end is zeros or nothing.
+        # tarfile treats a damaged header as the end of the archive; the real end is zeros or nothing.
         stream.seek(tar.offset)
         if stream.read(_BLOCK).strip(b"\0"):
             raise tarfile.ReadError(f"no tar header at byte {tar.offset}")
@@ -62,7 +62,7 @@ def _problem_of(member: tarfile.TarInfo) -> str:
 def _add(
     group: _Group, suffix: str, member: tarfile.TarInfo, tar: tarfile.TarFile, task: Task, options: ReadOptions
 ) -> None:
-    """Read a member into the row of its sample, if it can be of use."""
+    """Read a member into the row of its sample, if the task needs it."""
     is_media = suffix == options.media_key or task_of_name(member.name) == task != Task.TEXT
     is_text = suffix in ("txt", "json") or suffix == options.text_key
     if group.problem or not (is_media or is_text):
@@ -92,7 +92,7 @@ def _add_fields(group: _Group, text: str, task: Task) -> None:
         group.problem = f"bad JSON: {error}"
         return
     if isinstance(fields, dict):
-        # The picture or sound is a member; a path in the JSON tells only where it once was.
+        # The image or audio is a member of the tar; a path in the JSON is its former location.
         known = {name: value for name, value in fields.items() if name not in MEDIA_COLUMNS.get(task, ())}
         group.row = known | group.row
 
@@ -117,7 +117,7 @@ def _sample_of_group(group: _Group, path: Path, task: Task, options: ReadOptions
 
 
 def _task_of_tar(path: Path, options: ReadOptions) -> Task:
-    """Decided by the first picture or sound; a tar without any is text, if it has that."""
+    """The task of the first image or audio file; a tar without media is text, if it has any."""
     has_text = False
     for _, _, member in _members(path):
         task = task_of_name(member.name)
@@ -127,7 +127,7 @@ def _task_of_tar(path: Path, options: ReadOptions) -> Task:
     if has_text:
         return Task.TEXT
     raise DataError(
-        f"{path} holds no samples: looked for pictures or sounds with .txt or .json members of the same name."
+        f"{path} holds no samples: looked for images or audio files with .txt or .json members of the same name."
     )
 
 

@@ -1,4 +1,4 @@
-"""Raw samples to token ids, a few at a time. One that cannot be used becomes a BadSample and harms no other."""
+"""Raw samples to token ids, batch by batch. An unusable sample becomes a BadSample and affects no other sample."""
 
 import os
 from collections.abc import Sequence
@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 from triptych.data.sources import BadSample, Item
-from triptych.data.tokenize.settings import TokenizeSettings
+from triptych.data.tokenize.config import TokenizeConfig
 from triptych.data.transforms import paper_transform, resize_with_white_padding
 from triptych.data.types import RawSample, TokenSample
 from triptych.errors import UserError
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.utils.media import Audio, read_audio, read_image
+from triptych.utils.media import read_audio, read_image
 from triptych.vocab import Modality, Task
 
 Outcome = list[TokenSample] | BadSample
-"""What became of a raw sample: its views as tokens, or why there are none."""
+"""The result for a raw sample: its views as tokens, or the reason why there are none."""
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """A sample whose text and media can be used; `views` are empty where there is only text."""
+class _Decoded:
+    """A sample with usable text and decoded media; `views` is empty for text-only samples."""
 
     key: str
     text: str
@@ -32,25 +32,25 @@ class _Opened:
 class Encoder:
     """Tokenizes raw samples of one task. The outcome depends on a sample and its number, not on its neighbours."""
 
-    def __init__(self, bundle: TokenizerBundle, task: Task, settings: TokenizeSettings):
-        self._task, self._settings = task, settings
+    def __init__(self, bundle: TokenizerBundle, task: Task, config: TokenizeConfig):
+        self._task, self._config = task, config
         self._text = bundle[Modality.TEXT]
         self._media: Any = None if task.partner is None else bundle[task.partner]
 
     def __call__(self, first: int, items: Sequence[Item]) -> list[Outcome]:
         """Encode samples number `first`, `first` + 1, ... of the source."""
-        opened = [self._open(item, first + index) for index, item in enumerate(items)]
-        good = [sample for sample in opened if isinstance(sample, _Opened)]
+        decoded = [self._decode(item, first + index) for index, item in enumerate(items)]
+        good = [sample for sample in decoded if isinstance(sample, _Decoded)]
         texts = iter(_ids(self._text, [sample.text for sample in good]))
         views = iter(_ids(self._media, [view for sample in good for view in sample.views]))
         return [
             self._outcome(sample, next(texts), [next(views) for _ in sample.views])
-            if isinstance(sample, _Opened)
+            if isinstance(sample, _Decoded)
             else sample
-            for sample in opened
+            for sample in decoded
         ]
 
-    def _open(self, item: Item, number: int) -> _Opened | BadSample:
+    def _decode(self, item: Item, number: int) -> _Decoded | BadSample:
         if isinstance(item, BadSample):
             return item
         if not item.text.strip():
@@ -59,46 +59,46 @@ class Encoder:
             return BadSample(item.key, f"missing file: {item.media}")
         match self._task:
             case Task.TEXT:
-                return _Opened(item.key, item.text, [])
+                return _Decoded(item.key, item.text, [])
             case Task.IMAGE_TEXT:
-                return self._open_image(item, number)
+                return self._decode_image(item, number)
             case Task.AUDIO_TEXT:
-                return self._open_sound(item)
+                return self._decode_audio(item)
 
-    def _open_image(self, item: RawSample, number: int) -> _Opened | BadSample:
+    def _decode_image(self, item: RawSample, number: int) -> _Decoded | BadSample:
         assert item.media is not None
         try:
             image = read_image(item.media)
         except UserError as error:
             return BadSample(item.key, f"bad image: {error}")
         size = self._media.resolution
-        if self._settings.image_transform == "pad":
-            return _Opened(item.key, item.text, [resize_with_white_padding(image, size)])
-        # Seeded by what the view is, so that it does not matter which process makes it, or after how many others.
-        seeds = ([self._settings.seed, number, view] for view in range(self._settings.views))
-        return _Opened(
+        if self._config.image_transform == "pad":
+            return _Decoded(item.key, item.text, [resize_with_white_padding(image, size)])
+        # Seeded by the sample's number and the view, so that the result does not depend on the process or its history.
+        seeds = ([self._config.seed, number, view] for view in range(self._config.views))
+        return _Decoded(
             item.key, item.text, [paper_transform(image, size, np.random.default_rng(seed)) for seed in seeds]
         )
 
-    def _open_sound(self, item: RawSample) -> _Opened | BadSample:
+    def _decode_audio(self, item: RawSample) -> _Decoded | BadSample:
         assert item.media is not None
-        limit, cut = self._settings.max_seconds, self._settings.too_long == "cut"
+        limit, is_cut = self._config.max_seconds, self._config.too_long == "cut"
         try:
-            # A second more than allowed is enough to see that it is too long, without decoding hours.
-            sound: Audio = read_audio(
+            # One second above the limit shows that the clip is too long, without decoding hours.
+            audio = read_audio(
                 item.media,
                 item.offset_seconds,
                 item.duration_seconds,
-                max_seconds=limit if cut else limit + 1,
+                max_seconds=limit if is_cut else limit + 1,
                 too_long="cut",
             )
         except UserError as error:
             return BadSample(item.key, f"bad audio: {error}")
-        if sound.seconds > limit and not cut:
+        if audio.seconds > limit and not is_cut:
             return BadSample(item.key, f"audio too long: more than {limit:g} s")
-        return _Opened(item.key, item.text, [sound])
+        return _Decoded(item.key, item.text, [audio])
 
-    def _outcome(self, sample: _Opened, text: np.ndarray | str, views: list[np.ndarray | str]) -> Outcome:
+    def _outcome(self, sample: _Decoded, text: np.ndarray | str, views: list[np.ndarray | str]) -> Outcome:
         if isinstance(text, str):
             return BadSample(sample.key, f"text cannot be encoded: {text}")
         if self._task == Task.TEXT:
@@ -112,7 +112,7 @@ class Encoder:
 
 
 def _ids(tokenizer: Any, items: list[Any]) -> list[np.ndarray | str]:
-    """The ids of every item, or why it has none."""
+    """The ids of every item, or the reason why it has none."""
     if not items:
         return []
     try:
@@ -120,7 +120,7 @@ def _ids(tokenizer: Any, items: list[Any]) -> list[np.ndarray | str]:
     except UserError as error:
         if len(items) == 1:
             return [str(error)]
-        return [result for item in items for result in _ids(tokenizer, [item])]  # one of them is to blame
+        return [result for item in items for result in _ids(tokenizer, [item])]  # finds the item that fails
     for index, ids in enumerate(encoded):
         assert isinstance(ids, np.ndarray)
         if not len(ids):

@@ -1,14 +1,13 @@
-"""The folder that a run fills, in states that a kill at any moment leaves readable.
+"""The output folder of a run. It stays readable if the run is killed at any moment.
 
-.lock           held while a run works here
-plan.json       what is being made, written first
-journal.jsonl   one line per finished shard, written after it
+.lock           held while a run uses the folder
+plan.json       the configuration, the input files and the tokenizers; written first
+journal.jsonl   one line per finished shard, written after the shard
 bad.jsonl       samples left out, with reasons
-manifest.json   written last; it holds the plan, so that plan.json and the journal go when it has come
+manifest.json   written last. It contains the plan; plan.json and the journal are then deleted
 """
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -17,10 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.data.shards import MANIFEST, Manifest, ShardInfo, write_atomically
+from triptych.data.shards import MANIFEST, Manifest, ShardInfo
 from triptych.data.sources import BadSample
-from triptych.data.tokenize.settings import RunFailed
+from triptych.data.tokenize.config import TokenizeFailed
 from triptych.errors import DataError, UserError
+from triptych.utils.config import changed_keys
+from triptych.utils.files import write_atomically
+from triptych.utils.locks import AlreadyLocked, hold_lock
 
 PLAN, JOURNAL, BAD, LOCK = "plan.json", "journal.jsonl", "bad.jsonl", ".lock"
 Plan = dict[str, Any]
@@ -32,26 +34,19 @@ def shard_name(number: int) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Be the only run that works in the folder; make it if need be."""
+    """Create the folder if it is missing, and hold its lock: a second run on it is an error."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; a data set is a folder.")
+        raise UserError(f"{folder} is a file; a dataset is a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK, "a+")  # noqa: SIM115, closed below
+        file = hold_lock(folder / LOCK, str(os.getpid()))
+    except AlreadyLocked as error:
+        raise UserError(f"another run (process {error.owner[:20] or '?'}) is using {folder}.") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}.") from error
+        failure = TokenizeFailed if error.errno == errno.ENOSPC else UserError
+        raise failure(f"cannot write to {folder}: {error.strerror}.") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise UserError(f"cannot lock {folder / LOCK}: {error.strerror}.") from error
-            file.seek(0)
-            raise UserError(f"another run (process {file.read(20).strip() or '?'}) is at work in {folder}.") from error
         with reporting_write_errors(folder):
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
             for leftover in folder.glob(".*.part"):
                 leftover.unlink()
         yield
@@ -59,13 +54,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def reporting_write_errors(folder: Path) -> Iterator[None]:
-    """A full disk is no bug: say so in one line."""
+    """Report a full disk or a lost file system in one line, without a traceback."""
     try:
         yield
     except OSError as error:
-        raise RunFailed(
+        raise TokenizeFailed(
             f"cannot write to {folder}: {error.strerror or error}. Finished shards are kept: "
-            "make room and run the same command again to go on."
+            "free disk space and run the same command again to resume."
         ) from error
 
 
@@ -73,36 +68,36 @@ def reporting_write_errors(folder: Path) -> Iterator[None]:
 
 
 def stored_plan(folder: Path) -> Plan:
-    """What the folder was begun with."""
+    """The plan that the folder was started with."""
     if (folder / MANIFEST).exists():
         return Manifest.load(folder).settings
     try:
         return json.loads((folder / PLAN).read_text())
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder / PLAN} cannot be read ({error}). Begin anew with --overwrite.") from error
+        raise DataError(f"{folder / PLAN} cannot be read ({error}). Start over with --overwrite.") from error
 
 
 def adopt(folder: Path, plan: Plan, *, overwrite: bool) -> None:
-    """Begin the folder, or make sure that it was begun with the same plan."""
-    ours = (folder / PLAN).exists() or (folder / MANIFEST).exists()
-    strangers = [] if ours else sorted(path.name for path in folder.iterdir() if path.name != LOCK)
-    if strangers:
+    """Write the plan into a new folder, or check that the folder was started with the same plan."""
+    is_ours = (folder / PLAN).exists() or (folder / MANIFEST).exists()
+    other_files = [] if is_ours else sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    if other_files:
         raise UserError(
-            f"{folder} is not empty (it holds {strangers[0]}) and was not made by `triptych tokenize`; "
+            f"{folder} is not empty (it holds {other_files[0]}) and was not made by `triptych tokenize`; "
             "choose another folder."
         )
-    # A plan of which nothing is finished yet, such as one with a mistake in it, binds nobody.
-    bound = (folder / MANIFEST).exists() or ((folder / PLAN).exists() and bool(read_journal(folder)))
-    if bound and not overwrite:
+    # A plan without finished shards, such as one with a mistake in it, may be replaced.
+    is_bound = (folder / MANIFEST).exists() or ((folder / PLAN).exists() and bool(read_journal(folder)))
+    if is_bound and not overwrite:
         stored = stored_plan(folder)
         if stored != plan:
             raise DataError(
-                f"{folder} was begun otherwise: {difference(stored, plan)}. "
-                "Choose another folder, or begin anew with --overwrite."
+                f"{folder} was started with another configuration: {difference(stored, plan)}. "
+                "Choose another folder, or start over with --overwrite."
             )
         return
     with reporting_write_errors(folder):
-        # In this order a kill leaves the old data set whole, or a new one with nothing finished: never a mixture.
+        # In this order a kill leaves the old dataset complete, or a new one without shards: never a mixture.
         (folder / JOURNAL).unlink(missing_ok=True)
         write_atomically(folder / PLAN, (json.dumps(plan, indent=1) + "\n").encode())
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -110,20 +105,12 @@ def adopt(folder: Path, plan: Plan, *, overwrite: bool) -> None:
 
 def difference(old: Plan, new: Plan) -> str:
     """What differs between two plans, in one line."""
-    before, after = dict(_flatten(old)), dict(_flatten(new))
-    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    if changed == ["input_files.sha256"]:
+    changed = changed_keys(old, new)
+    if list(changed) == ["input_files.sha256"]:
         return "an input file has changed since (same number and sizes, other names or times)"
-    shown = [f"{name} was {_short(before.get(name))}, now {_short(after.get(name))}" for name in changed]
-    return "; ".join([line for line in shown if not line.startswith("input_files.sha256")][:4])
-
-
-def _flatten(plan: Plan, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in plan.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    changed.pop("input_files.sha256", None)
+    clauses = [f"{name} was {_short(before)}, now {_short(now)}" for name, (before, now) in changed.items()]
+    return "; ".join(clauses[:4])
 
 
 def _short(value: Any) -> str:
@@ -136,16 +123,18 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Finished:
-    """A shard on disk and what its part of the source was like."""
+    """A shard on disk, and the samples of its part of the source."""
 
     shard: ShardInfo
     file_bytes: int
     read: int
+    """Number of samples read from the source."""
     bad: list[BadSample]
+    """Samples left out."""
 
 
 def read_journal(folder: Path) -> dict[int, Finished]:
-    """Finished shards by number. A line that was cut short, or whose shard is not there in full, does not count."""
+    """Finished shards by number. A truncated line, or one whose shard is missing or incomplete, does not count."""
     finished = {}
     for line in (folder / JOURNAL).read_bytes().splitlines() if (folder / JOURNAL).exists() else []:
         try:
@@ -161,16 +150,16 @@ def read_journal(folder: Path) -> dict[int, Finished]:
 
 
 class Journal:
-    """Takes down every finished shard, so that it is not made again."""
+    """Records every finished shard, so that a resumed run does not repeat it."""
 
     def __init__(self, folder: Path):
         self.folder, self._path = folder, folder / JOURNAL
         self.finished = read_journal(folder)
         with reporting_write_errors(folder):
             write_atomically(self._path, b"".join(_line(*entry) for entry in self.finished.items()))
-            listed = {shard_name(number) for number in self.finished}
+            finished_names = {shard_name(number) for number in self.finished}
             for path in folder.glob("shard-[0-9]*.safetensors"):
-                if path.name not in listed:
+                if path.name not in finished_names:
                     path.unlink()
 
     def add(self, number: int, shard: ShardInfo, read: int, bad: list[BadSample]) -> None:
@@ -209,6 +198,6 @@ def finish(folder: Path, manifest: Manifest) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a finished data set no longer needs; a kill may have left it."""
+    """Delete the files that a finished dataset does not need; a kill may have left them."""
     for name in (PLAN, JOURNAL):
         (folder / name).unlink(missing_ok=True)

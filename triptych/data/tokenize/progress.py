@@ -1,9 +1,11 @@
-"""How far a run is: a bar in a terminal, a line every few seconds elsewhere, nothing at all without a console."""
+"""Progress of a run: a bar in a terminal, a line every few seconds elsewhere, nothing without a console."""
 
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from triptych.utils.units import human_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +23,7 @@ class _Counts:
 
 
 class Progress:
-    """Counts what this run has done. Rates begin after the first batch, which also paid for loading the tokenizers."""
+    """Counts and shows samples and tokens. Rates start after the first batch, which includes loading the tokenizers."""
 
     def __init__(self, console: "Console | None" = None):
         self._console = console
@@ -29,6 +31,12 @@ class Progress:
         self._first: _Counts | None = None
         self._now = _Counts()
         self._last_line = time.monotonic()
+
+    @classmethod
+    def on_stderr(cls) -> "Progress":
+        from rich.console import Console
+
+        return cls(Console(stderr=True))
 
     def __enter__(self) -> "Progress":
         if self._console is not None and self._console.is_terminal:
@@ -53,7 +61,7 @@ class Progress:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, *, samples: int, tokens: int, bad: int, fraction: float) -> None:
-        """`samples` and `tokens` more were made, `bad` more left out; `fraction` of the source is done now."""
+        """Add finished samples, their tokens and bad samples; `fraction` of the source has been read so far."""
         before = self._now
         self._now = _Counts(before.samples + samples, before.tokens + tokens, before.bad + bad, fraction)
         self._first = self._first or self._now
@@ -69,20 +77,11 @@ class Progress:
         if now.bad:
             parts.append(f"{now.bad:,} bad")
         if (seconds := now.time - first.time) > 0:
-            parts.append(f"{short((now.samples - first.samples) / seconds)} samples/s")
-            parts.append(f"{short((now.tokens - first.tokens) / seconds)} tokens/s")
+            parts.append(f"{human_number((now.samples - first.samples) / seconds)} samples/s")
+            parts.append(f"{human_number((now.tokens - first.tokens) / seconds)} tokens/s")
         if (gained := now.fraction - first.fraction) > 0:
             parts.append(f"{clock(seconds * (1 - now.fraction) / gained)} left")
         return ", ".join(parts)
-
-
-def short(number: float) -> str:
-    """1,234,567 as 1.2M."""
-    for unit in ("", "k", "M", "G"):
-        if number < 1000:
-            return f"{number:.0f}{unit}" if number >= 100 or not unit else f"{number:.1f}{unit}"
-        number /= 1000
-    return f"{number:.1f}T"
 
 
 def clock(seconds: float) -> str:

@@ -1,24 +1,25 @@
-"""The run that turns a source into a data set.
+"""The run that turns raw files into a dataset.
 
     source -> batches -> encoders (in processes) -> shards (in order) -> manifest
 
-A shard is a fixed slice of the source and batches never cross its border, so the bytes of a shard depend on the
-settings and the input alone: not on the number of processes, nor on how often the run was killed. This process alone
-writes.
+A shard is a fixed slice of the source, and batches never cross its border. So the bytes of a shard depend on the
+configuration and the input alone, not on the number of processes or on interruptions. Only this process writes.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 import triptych
 from triptych.data.shards import MANIFEST, Manifest, write_shard
 from triptych.data.sources import BadSample, Item, ReadOptions, Source, open_source
+from triptych.data.tokenize.config import TokenizeConfig
 from triptych.data.tokenize.encode import Encoder, Outcome
 from triptych.data.tokenize.folder import (
     BAD,
@@ -33,21 +34,62 @@ from triptych.data.tokenize.folder import (
     write_bad,
 )
 from triptych.data.tokenize.progress import Progress
-from triptych.data.tokenize.settings import TokenizeSettings
 from triptych.data.tokenize.workers import map_in_order, one_thread
 from triptych.data.types import TokenSample
-from triptych.errors import DataError, UserError
+from triptych.errors import DataError, UserError, did_you_mean
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.vocab import Modality, Task, Vocabulary
 
-_BATCH_SAMPLES = 16  # enough to share the cost of a call, few enough that pictures of all processes fit into memory
-_BAD_ALWAYS_ALLOWED = 10  # in a small data set one bad sample is already more than a per cent
+_BATCH_SAMPLES = 16  # enough to amortise a call, few enough that the images of all processes fit into memory
+_BAD_ALWAYS_ALLOWED = 10  # in a small dataset one bad sample is already more than one percent
 
 LoadTokenizers = Callable[[str], TokenizerBundle]
 
 
 def tokenize(
-    settings: TokenizeSettings,
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    tokenizers: str | Path = "scenes",
+    workers: int = 0,
+    max_bad: float = 0.01,
+    overwrite: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> Manifest:
+    """Tokenize files into the dataset `out`; the same as `triptych tokenize`.
+
+        manifest = tokenize("photos/", "data/photos", tokenizers="tokenizers/paper", workers=4)
+        tokenize(["a.jsonl.zst", "b.jsonl.zst"], "data/books", text_key="body")
+        dataset = TokenDataset("data/photos")
+        print(manifest.num_samples, manifest.num_tokens, dataset[0].text)
+
+    A stopped run resumes when it is called again; a complete dataset is left as it is.
+
+    Args:
+        inputs: files, folders or patterns ("shards/{000..099}.tar"): text, or images or audio with texts.
+        out: folder of the dataset.
+        tokenizers: folder of a tokenizer bundle, or "scenes" for the demo tokenizers.
+        workers: number of processes; 0 runs in this one. With more, a script needs `if __name__ == "__main__":`.
+        max_bad: fraction of samples that may be unusable before the run stops. They are listed in OUT/bad.jsonl.
+        overwrite: start over, whatever dataset is in `out`.
+        progress: show progress on standard error.
+        **options: further fields of `TokenizeConfig`, such as `format`, `task`, `text_key`, `views`, `max_seconds`.
+            Errors name them like the command line does: `--text-key` is `text_key` here.
+    """
+    known = [field.name for field in fields(TokenizeConfig)]
+    for name in options:
+        if name not in known:
+            arguments = ["workers", "max_bad", "overwrite", "progress"]
+            raise UserError(f"tokenize has no argument {name!r}.{did_you_mean(name, known + arguments)}")
+    paths = [inputs] if isinstance(inputs, str | Path) else inputs
+    config = TokenizeConfig(inputs=tuple(map(str, paths)), tokenizers=str(tokenizers), **options)
+    shown = Progress.on_stderr() if progress else None
+    return build_dataset(config, out, workers=workers, max_bad=max_bad, overwrite=overwrite, progress=shown)
+
+
+def build_dataset(
+    config: TokenizeConfig,
     out: str | Path,
     *,
     workers: int = 0,
@@ -56,17 +98,16 @@ def tokenize(
     load: LoadTokenizers = TokenizerBundle.load,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Make the data set `out`, or go on making it, or find it complete.
+    """`tokenize` from a configuration: make the dataset `out`, resume making it, or return it if it is complete.
 
-    `max_bad` is the fraction of samples that may be bad before the run stops. `workers` is a number of processes; 0
-    works in this one. `load` turns `settings.tokenizers` into a bundle; processes call it too, so it must be picklable.
+    `load` turns `config.tokenizers` into a bundle. Worker processes call it too, so it must be picklable.
     """
     if workers < 0 or not 0 <= max_bad <= 1:
         raise UserError(f"--workers must be 0 or more, --max-bad from 0 to 1; got {workers} and {max_bad:g}.")
     out, progress = Path(out), progress or Progress()
-    source = _open(settings, out)
-    bundle = load(settings.tokenizers)
-    plan = _plan(settings, source, bundle)
+    source = _open(config, out)
+    bundle = load(config.tokenizers)
+    plan = _plan(config, source, bundle)
     with locked(out), one_thread(), progress:
         adopt(out, plan, overwrite=overwrite)
         if (out / MANIFEST).exists():
@@ -75,42 +116,42 @@ def tokenize(
             return Manifest.load(out)
         journal = Journal(out)
         if journal.finished:
-            progress.say(f"Going on; shards finished before: {len(journal.finished):,}.")
-        build = partial(_build, load, settings, source.task)
-        _make_shards(settings, source, build, bundle.vocabulary, journal, workers, max_bad, progress)
+            progress.say(f"Resuming; {len(journal.finished):,} shards are already finished.")
+        build = partial(_build, load, config, source.task)
+        _make_shards(config, source, build, bundle.vocabulary, journal, workers, max_bad, progress)
         return _finish(plan, journal, progress)
 
 
-def _open(settings: TokenizeSettings, out: Path) -> Source:
-    for text in settings.inputs:
+def _open(config: TokenizeConfig, out: Path) -> Source:
+    for text in config.inputs:
         if Path(text).is_dir() and out.resolve().is_relative_to(Path(text).resolve()):
             raise UserError(
-                f"{out} lies inside the input {text}; choose a folder outside, or it would read its own output."
+                f"{out} is inside the input {text}; choose a folder outside, or it would read its own output."
             )
-    options = ReadOptions(text_key=settings.text_key, media_key=settings.media_key, per_line=settings.per_line)
-    task = next((task for task in Task if task.label == settings.task), None)
-    source = open_source(settings.inputs, format=settings.format, task=task, options=options)
-    if source.task != Task.IMAGE_TEXT and settings.image_transform != "pad":
-        raise UserError(f"--image-transform is for pictures, but the input is {source.task.label}.")
+    options = ReadOptions(text_key=config.text_key, media_key=config.media_key, per_line=config.per_line)
+    task = next((task for task in Task if task.label == config.task), None)
+    source = open_source(config.inputs, format=config.format, task=task, options=options)
+    if source.task != Task.IMAGE_TEXT and config.image_transform != "pad":
+        raise UserError(f"--image-transform is for images, but the input is {source.task.label}.")
     return source
 
 
-def _plan(settings: TokenizeSettings, source: Source, bundle: TokenizerBundle) -> Plan:
+def _plan(config: TokenizeConfig, source: Source, bundle: TokenizerBundle) -> Plan:
     modalities = [Modality.TEXT] + ([source.task.partner] if source.task.partner is not None else [])
     for modality in modalities:
         if modality not in bundle:
             raise UserError(
-                f"tokenizers {settings.tokenizers!r} have none for {modality.name.lower()}, which the input needs."
+                f"the input needs a tokenizer for {modality.name.lower()}, which {config.tokenizers!r} does not have."
             )
-    bundle.verify(modalities)  # ids made with damaged weights would bear the name of the right ones
+    bundle.verify(modalities)  # ids of damaged weights would carry the fingerprint of the right ones
     fingerprints = bundle.fingerprints
-    plan = asdict(settings) | {
+    plan = asdict(config) | {
         "task": source.task.name,
         "input_files": source.fingerprint(),
         "fingerprints": {modality.name.lower(): fingerprints[modality.name.lower()] for modality in modalities},
         "vocabulary": asdict(bundle.vocabulary),
     }
-    return json.loads(json.dumps(plan))  # as it will be when it is read back
+    return json.loads(json.dumps(plan))  # equal to the plan that is read back
 
 
 # -- work -------------------------------------------------------------------------------------------------------------
@@ -118,18 +159,18 @@ def _plan(settings: TokenizeSettings, source: Source, bundle: TokenizerBundle) -
 
 @dataclass(frozen=True)
 class _Work:
-    """Neighbouring samples of one shard, numbered from `first`, and what became of them."""
+    """Neighbouring samples of one shard, numbered from `first`; later their outcomes."""
 
     shard: int
     first: int
     items: list[Item]
     fraction: float
-    """How much of the source is read with them."""
+    """Fraction of the source that is read up to here."""
     outcomes: tuple[Outcome, ...] = ()
 
 
-def _build(load: LoadTokenizers, settings: TokenizeSettings, task: Task) -> Callable[[_Work], _Work]:
-    return partial(_encode, Encoder(load(settings.tokenizers), task, settings))
+def _build(load: LoadTokenizers, config: TokenizeConfig, task: Task) -> Callable[[_Work], _Work]:
+    return partial(_encode, Encoder(load(config.tokenizers), task, config))
 
 
 def _encode(encoder: Encoder, work: _Work) -> _Work:
@@ -137,7 +178,7 @@ def _encode(encoder: Encoder, work: _Work) -> _Work:
 
 
 def _batches(source: Source, samples_per_shard: int, finished: Collection[int]) -> Iterator[_Work]:
-    """The source in batches, without those of finished shards."""
+    """The source in batches, without the batches of finished shards."""
     for shard, numbered in groupby(enumerate(source), key=lambda pair: pair[0] // samples_per_shard):
         if shard in finished:
             continue
@@ -146,7 +187,7 @@ def _batches(source: Source, samples_per_shard: int, finished: Collection[int]) 
 
 
 def _make_shards(
-    settings: TokenizeSettings,
+    config: TokenizeConfig,
     source: Source,
     build: Callable[[], Callable[[_Work], _Work]],
     vocabulary: Vocabulary,
@@ -155,7 +196,7 @@ def _make_shards(
     max_bad: float,
     progress: Progress,
 ) -> None:
-    batches = _batches(source, settings.samples_per_shard, journal.finished.keys())
+    batches = _batches(source, config.samples_per_shard, journal.finished.keys())
     read, bad = sum(entry.read for entry in journal.entries), journal.bad
     with closing(map_in_order(build, batches, workers)) as results:
         for shard, works in groupby(results, key=lambda work: work.shard):
@@ -176,14 +217,14 @@ def _make_shards(
 
 
 def _check_bad(bad: list[BadSample], read: int, max_bad: float, folder: Path) -> None:
-    """Stop when too much of the input is bad: then it is more likely misunderstood than damaged."""
-    allowed = max(_BAD_ALWAYS_ALLOWED, max_bad * read) if max_bad else 0  # who says 0 means none
+    """Stop when many samples are bad: the input is then more likely misread than damaged."""
+    allowed = max(_BAD_ALWAYS_ALLOWED, max_bad * read) if max_bad else 0
     if len(bad) > allowed:
         write_bad(folder, bad)
         raise DataError(
             f"{len(bad):,} of {read:,} samples are bad, more than --max-bad {max_bad:g} allows "
-            f"({_by_category(bad)}). They are named in {folder / BAD}. Finished shards are kept: mend the input, "
-            "or run the same command with a higher --max-bad to go on."
+            f"({_by_category(bad)}). They are listed in {folder / BAD}. Finished shards are kept: fix the input, "
+            "or run the same command with a higher --max-bad to resume."
         )
 
 
@@ -206,12 +247,12 @@ def _finish(plan: Plan, journal: Journal, progress: Progress) -> Manifest:
     with reporting_write_errors(out):
         write_bad(out, journal.bad)
         if not manifest.num_samples:
-            found = (
+            reason = (
                 f"all {len(journal.bad)} samples are bad ({_by_category(journal.bad)})"
                 if journal.bad
-                else f"it is empty, or has nothing of the task {Task[manifest.task].label}"
+                else f"it is empty, or has no samples of the task {Task[manifest.task].label}"
             )
-            raise DataError(f"the input holds no sample that can be used: {found}.")
+            raise DataError(f"the input has no usable sample: {reason}.")
         finish(out, manifest)
     if journal.bad:
         progress.say(f"Left out {len(journal.bad):,} bad samples ({_by_category(journal.bad)}); see {out / BAD}.")

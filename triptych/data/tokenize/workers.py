@@ -1,7 +1,7 @@
-"""A function over batches in several processes, with the results in order.
+"""Map a function over batches in several processes, with the results in order.
 
-Every process has one pipe and one batch at a time. So nothing is shared that a killed process could leave locked:
-when a process dies its pipe ends, on either side, and the other side notices at once (FAULTS 25).
+Every process has one pipe and one batch at a time, so a killed process cannot leave a shared lock behind. When a
+process dies, its pipe closes and the other side notices at once.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
-from triptych.data.tokenize.settings import RunFailed
+from triptych.data.tokenize.config import TokenizeFailed
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
@@ -26,7 +26,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread per process, here and in those started meanwhile: sums come out alike, cores are not fought over."""
+    """One thread per process, here and in processes started meanwhile: same sums everywhere, no contention."""
     before = {name: os.environ.get(name) for name in _ONE_THREAD}
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch else int(before["OMP_NUM_THREADS"] or os.cpu_count() or 1)
@@ -40,14 +40,14 @@ def one_thread() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        if torch := sys.modules.get("torch"):  # a tokenizer may have brought it in the meantime
+        if torch := sys.modules.get("torch"):  # a tokenizer may have imported it meanwhile
             torch.set_num_threads(threads)
 
 
 def map_in_order(
     build: Callable[[], Callable[[Batch], Result]], batches: Iterable[Batch], workers: int
 ) -> Generator[Result, None, None]:
-    """`map(build(), batches)`, in `workers` processes; in this one if 0. `build` must be picklable."""
+    """`map(build(), batches)` in `workers` processes, or in this one if 0. `build` must be picklable."""
     if workers == 0:
         yield from map(build(), batches)
         return
@@ -60,7 +60,7 @@ def map_in_order(
 
 
 class _Pool(Generic[Batch, Result]):
-    """Processes are started when there is work for them: a small input does not pay for many."""
+    """Processes start when there is a batch for them, so a small input starts few."""
 
     def __init__(self, build: Callable[[], Callable[[Batch], Result]], workers: int):
         self._build, self._workers = build, workers
@@ -68,42 +68,42 @@ class _Pool(Generic[Batch, Result]):
 
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self._build), daemon=True)
-        # Ctrl-C in a terminal goes to the whole process group, but only this process shall answer it. A blocked signal
-        # stays blocked in a process started meanwhile, from its first instruction on. (The tracker comes first, because
-        # starting it unblocks the signal.)
+        connection, worker_end = context.Pipe()
+        process = context.Process(target=_work, args=(worker_end, self._build), daemon=True)
+        # Ctrl-C in a terminal goes to the whole process group, but only this process handles it. A signal that is
+        # blocked here stays blocked in the new process from its first instruction on. (The resource tracker starts
+        # first, because starting it unblocks the signal.)
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        theirs.close()
-        self._processes[ours] = process
-        return ours
+        worker_end.close()
+        self._processes[connection] = process
+        return connection
 
     def map(self, batches: Iterable[Batch]) -> Iterator[Result]:
         idle: list[Connection] = []
         numbers: dict[Connection, int] = {}  # which batch a process works on
-        done: dict[int, Result] = {}
-        due = 0  # the number of the result to yield next
+        ready: dict[int, Result] = {}
+        due = 0  # number of the result to yield next
         for number, batch in enumerate(batches):
             if not idle and len(self._processes) < self._workers:
                 idle.append(self._start())
-            # One slow batch must not make results pile up behind it without end.
+            # Bounds the results that wait for one slow batch.
             while not idle or number - due > 8 * self._workers:
-                idle += self._collect(numbers, done)
-                while due in done:
-                    yield done.pop(due)
+                idle += self._collect(numbers, ready)
+                while due in ready:
+                    yield ready.pop(due)
                     due += 1
             connection = idle.pop()
             numbers[connection] = number
             self._send(connection, batch)
         while numbers:
-            self._collect(numbers, done)
-            while due in done:
-                yield done.pop(due)
+            self._collect(numbers, ready)
+            while due in ready:
+                yield ready.pop(due)
                 due += 1
 
     def _send(self, connection: Connection, batch: Batch) -> None:
@@ -112,8 +112,8 @@ class _Pool(Generic[Batch, Result]):
         except OSError as error:
             raise self._death_of(connection) from error
 
-    def _collect(self, numbers: dict[Connection, int], done: dict[int, Result]) -> list[Connection]:
-        """Wait for some results; which processes are idle now."""
+    def _collect(self, numbers: dict[Connection, int], results: dict[int, Result]) -> list[Connection]:
+        """Wait for at least one result; returns the processes that are idle now."""
         ready = [connection for connection in wait(list(numbers)) if isinstance(connection, Connection)]
         for connection in ready:
             try:
@@ -122,19 +122,19 @@ class _Pool(Generic[Batch, Result]):
                 raise self._death_of(connection) from error
             if isinstance(result, _Failure):
                 raise result.error
-            done[numbers.pop(connection)] = result
+            results[numbers.pop(connection)] = result
         return ready
 
-    def _death_of(self, connection: Connection) -> RunFailed:
+    def _death_of(self, connection: Connection) -> TokenizeFailed:
         process = self._processes[connection]
         process.join(5)
-        return RunFailed(
-            f"a worker process died (exit code {process.exitcode}), perhaps killed for lack of memory. Finished shards "
-            "are kept: run the same command again to go on, with fewer --workers if it happens again."
+        return TokenizeFailed(
+            f"a worker process died (exit code {process.exitcode}), perhaps because memory ran out. Finished shards "
+            "are kept: run the same command again to resume, with fewer --workers if it happens again."
         )
 
     def close(self) -> None:
-        """Let the processes end by themselves."""
+        """Close the pipes and wait until the processes end."""
         for connection, process in self._processes.items():
             connection.close()
             process.join(5)
@@ -147,14 +147,14 @@ class _Pool(Generic[Batch, Result]):
 
 
 class _Failure:
-    """An exception of a worker on its way here."""
+    """An exception that a worker sends to this process."""
 
     def __init__(self, error: Exception):
         self.error = error
 
 
 def _work(connection: Connection, build: Callable[[], Callable[[Any], Any]]) -> None:
-    """Answer batches until the other side is gone."""
+    """The worker's loop: one result per batch, until the pipe closes."""
     function = None
     try:
         while True:
@@ -163,7 +163,7 @@ def _work(connection: Connection, build: Callable[[], Callable[[Any], Any]]) -> 
                 function = function or build()
                 answer = function(batch)
             except Exception as error:
-                error.add_note(traceback.format_exc())  # the traceback itself does not travel
+                error.add_note(traceback.format_exc())  # a traceback cannot be pickled
                 answer = _Failure(error)
             connection.send(answer)
     except (EOFError, OSError):

@@ -1,0 +1,192 @@
+"""`triptych sweep`: several processes do the runs of a grid; failed, diverged, killed and stopped runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from train_fakes import make_world, world_changes
+
+from triptych.cli.main import main
+
+SMALL = ("--low", "5e8", "--high", "8e8", "--budgets", "2", "--tokens-per-parameter", "0.01,1e6")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return [*world_changes(make_world(tmp_path_factory.mktemp("world"))), "validation.sequences=8"]
+
+
+def command(*words: object) -> int:
+    try:
+        return main([str(word) for word in words])
+    except SystemExit as end:  # argparse
+        return int(end.code or 0)
+
+
+def test_several_processes_share_a_grid(world: list[str], tmp_path: Path, capsys) -> None:
+    grid = tmp_path / "grid"
+    budgets = (*SMALL, "--sizes", "2")
+    assert command("plan", "grid", "proxy", *budgets, "--out", grid, *world) == 0
+    assert "start or join its runs with: triptych sweep" in capsys.readouterr().out
+    assert command("plan", "grid", "proxy", *budgets, "--out", grid, "--commands", *world) == 0
+    commands = capsys.readouterr().out.splitlines()
+    assert len(commands) == 4
+    assert all(line.startswith("triptych train proxy ") for line in commands)
+    sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen(sweep, stdout=subprocess.PIPE, text=True, env=env) for _ in range(2)]
+    said = [process.communicate(timeout=300)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    records = [json.loads(line) for line in (grid / "records.jsonl").read_text().splitlines()]
+    planned = {run["key"]: run for run in json.loads((grid / "grid.json").read_text())["runs"]}
+    assert {record["key"] for record in records} == set(planned)
+    assert len(records) == 4
+    for record in records:
+        assert 0 < record["loss"] < 20
+        plan = planned[record["key"]]
+        assert record["N"] == plan["N"]
+        assert record["D"] == int(record["D"]) == pytest.approx(plan["D"], rel=0.2)  # as they were, not as planned
+        assert record["C"] / record["D"] == pytest.approx(plan["C"] / plan["D"])
+        whole = [value for name, value in record["held_out"].items() if "|" not in name]
+        assert min(whole) < record["loss"] < max(whole)
+    before = (grid / "records.jsonl").read_text()
+    assert command("sweep", grid) == 0
+    assert "all 4 runs are finished" in capsys.readouterr().out
+    assert (grid / "records.jsonl").read_text() == before
+    assert command("fit", grid / "records.jsonl") == 3
+    assert "needs at least 10 different runs, got 4" in capsys.readouterr().err
+    assert command("plan", "grid", "proxy", *SMALL, "--sizes", "1", "--out", grid, *world) == 2
+    assert "holds another grid" in capsys.readouterr().err
+
+
+def _trains_in(process: Path, folder: Path) -> bool:
+    try:
+        return str(folder) in (process / "cmdline").read_text() and "train" in (process / "cmdline").read_text()
+    except OSError:
+        return False
+
+
+def test_a_killed_run_is_resumed(world: list[str], tmp_path: Path, capsys) -> None:
+    grid = tmp_path / "grid"
+    words = ("--low", "2e9", "--high", "2.1e9", "--budgets", "2", "--sizes", "1", "--tokens-per-parameter", "0.01,1e6")
+    assert command("plan", "grid", "proxy", *words, "--out", grid, *world, "save_every=50") == 0
+    sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
+    process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    began = time.monotonic()
+    while not list(grid.glob("runs/*/checkpoints/step-*")) and time.monotonic() - began < 120:
+        time.sleep(0.05)
+    os.kill(process.pid, 9)
+    process.communicate()
+    (child,) = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _trains_in(path, grid)]
+    os.kill(child, 9)
+    while Path(f"/proc/{child}").exists() and _trains_in(Path(f"/proc/{child}"), grid):
+        time.sleep(0.05)
+    assert not (grid / "records.jsonl").exists()
+    for claim in (grid / "claims").glob("[!.]*"):
+        os.utime(claim, (0, 0))  # as if a minute had passed
+    capsys.readouterr()
+    assert command("sweep", grid) == 0
+    assert "going on after step" in next(grid.glob("runs/2e+09*.log")).read_text()
+    assert len((grid / "records.jsonl").read_text().splitlines()) == 2
+
+
+def test_failed_runs_are_reported_and_the_others_finished(world: list[str], tmp_path: Path, capsys) -> None:
+    grid = tmp_path / "grid"
+    assert command("plan", "grid", "proxy", *SMALL, "--sizes", "2", "--out", grid, *world) == 0
+    content = json.loads((grid / "grid.json").read_text())
+    for run in content["runs"][1:3]:
+        run["changes"].append("optimizer.nothing=1")
+    (grid / "grid.json").write_text(json.dumps(content))
+    capsys.readouterr()
+    assert command("sweep", grid) == 2
+    said = capsys.readouterr()
+    assert "2 of 4 runs are finished, 2 failed" in said.err
+    assert "unknown key 'optimizer.nothing'" in said.err
+    assert ".log)" in said.err
+    assert said.err.count("\n") == 1
+    assert len((grid / "records.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_diverged_run_is_recorded(world: list[str], tmp_path: Path, capsys) -> None:
+    grid = tmp_path / "grid"
+    harsh = ["optimizer.lr=1e30", "optimizer.clip=none"]
+    assert command("plan", "grid", "proxy", *SMALL, "--sizes", "1", "--out", grid, *world, *harsh) == 0
+    assert command("sweep", grid, "--nproc", "1") == 0
+    records = [json.loads(line) for line in (grid / "records.jsonl").read_text().splitlines()]
+    assert [(record["loss"], record["diverged"]) for record in records] == [(None, True)] * 2
+    capsys.readouterr()
+    assert command("fit", grid / "records.jsonl", "--skip-diverged") == 3
+    assert "holds no runs with a finite loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_sweep_lets_its_run_save(world: list[str], tmp_path: Path, number: int) -> None:
+    grid = tmp_path / "grid"
+    words = ("--low", "5e10", "--high", "6e10", "--budgets", "2", "--sizes", "1", *SMALL[-2:])
+    assert command("plan", "grid", "proxy", *words, "--out", grid, *world, "save_every=100000", "log_every=1") == 0
+    sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
+    # What runs in the background of a script ignores Ctrl-C, and so would what it starts.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeds)
+    began = time.monotonic()
+    while not any("step" in log.read_text() for log in grid.glob("runs/*.log")) and time.monotonic() - began < 120:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else 75)
+    assert "the same command resumes" in said
+    assert "saved step" in next(grid.glob("runs/*.log")).read_text()
+    assert list(grid.glob("runs/*/checkpoints/step-*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["validation_data="], "compared on validation data: add validation_data="),
+        (["data="], "names no data; add data=FOLDER"),
+        (["data=nowhere"], "nowhere holds no dataset"),
+    ],
+)
+def test_missing_data_is_reported_before_training(world, tmp_path: Path, change, message, capsys) -> None:
+    grid = tmp_path / "grid"
+    assert command("plan", "grid", "proxy", *SMALL, "--out", grid, *world, *change) == 2
+    assert message in capsys.readouterr().err
+    assert not grid.exists()
+    assert command("plan", "grid", "proxy", *SMALL, "--out", grid, *world) == 0
+    content = json.loads((grid / "grid.json").read_text())
+    for run in content["runs"]:
+        run["changes"] += change
+    (grid / "grid.json").write_text(json.dumps(content))
+    assert command("sweep", grid) == 2
+    assert message in capsys.readouterr().err
+    assert not (grid / "runs").exists()
+
+
+def test_damaged_records_and_grids_are_refused(world: list[str], tmp_path: Path, capsys) -> None:
+    grid = tmp_path / "grid"
+    assert command("plan", "grid", "proxy", *SMALL, "--out", grid, *world) == 0
+    (grid / "records.jsonl").write_text("[1]\n")
+    assert command("sweep", grid) == 3
+    assert "line 1 is not a record with a key" in capsys.readouterr().err
+    (grid / "grid.json").write_text('{"runs": []}')
+    assert command("sweep", grid) == 3
+    assert "holds no runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", "nothing"], "holds no grid. Plan one with: triptych plan grid"),
+    ],
+)
+def test_wrong_folders_are_reported_in_one_line(words: list[str], message: str, capsys) -> None:
+    assert command(*words) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1

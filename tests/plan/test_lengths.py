@@ -1,0 +1,74 @@
+"""Sampled batches have the lengths and masks that training sees."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from train_fakes import TINY, make_world, tiny_run
+
+from triptych.cli.main import main
+from triptych.data.loader import Loader
+from triptych.data.pack import Padded
+from triptych.plan.lengths import sample_batches
+from triptych.plan.step_layout import lay_out_step
+from triptych.recipes import recipe
+from triptych.training.ranks import Ranks
+from triptych.training.step import micro_inputs
+from triptych.utils.config import override
+from triptych.vocab import paper_vocabulary
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("planned"))
+
+
+@pytest.mark.parametrize("complementary_masks", [False, True])
+def test_predicted_share_matches_training(world: Path, complementary_masks: bool) -> None:
+    config = tiny_run(world, layout=Padded(), complementary_masks=complementary_masks)
+    sample = sample_batches(config, TINY)
+    assert (sample.origin, len(sample.lengths)) == ("measured", 114)  # 1,024 sequences in batches of 9
+    counts, passed = np.zeros(3), 0
+    for step in Loader(config.data, config.loader, num_steps=114):
+        for inputs in micro_inputs(step, config, TINY, torch.device("cpu"), Ranks()):
+            counts += inputs.targets.counts
+            passed += step.num_tokens
+    if complementary_masks:
+        # Every token that may be masked is, in one of two views; those that may not be are not told apart here.
+        assert sample.predicted == 0.5 > counts.sum() / passed
+    else:
+        assert sample.predicted == pytest.approx(counts.sum() / passed)
+        columns = [TINY.text + 2, TINY.image + 2, TINY.audio + 2]
+        assert sample.columns == pytest.approx((counts * columns).sum() / counts.sum())
+
+
+def test_data_of_other_tokenizers_is_refused(world: Path, capsys: pytest.CaptureFixture) -> None:
+    folders = ",".join(tiny_run(world).data)
+    words = ["plan", "nano", f"data={folders}", "--gpus", "1"]
+    assert main(words) == 2
+    assert "was made with other tokenizers than 'scenes', so its ids differ." in capsys.readouterr().err
+
+
+def test_without_data_sequences_have_full_length(world: Path) -> None:
+    config = replace(tiny_run(world), data=("nowhere",))
+    sample = sample_batches(config, TINY)
+    assert sample.origin == "unknown"
+    (lengths,) = sample.lengths
+    assert lengths.tolist() == [20] * 9
+    assert sample.predicted == pytest.approx(0.5 * (1 - 0.3 / 2), abs=1e-3)
+    step = lay_out_step(sample, Padded(), 20, 3)
+    assert (step.tokens, step.positions, step.context, step.has_mask, step.max_fill) == (180, 180, 20, False, 1)
+
+
+def test_paper_batches_have_the_papers_mean_length() -> None:
+    sample = sample_batches(recipe("paper_3b"), paper_vocabulary())
+    assert sample.origin == "paper"
+    assert np.mean([lengths.mean() for lengths in sample.lengths]) == pytest.approx(6.4e12 / 3.072e9, rel=0.01)
+    no_pairs = ["loader.task_weights.image-text=0", "loader.task_weights.audio-text=0"]
+    only_text = sample_batches(override(recipe("paper_3b"), no_pairs), paper_vocabulary())
+    assert all((lengths == 3256).all() for lengths in only_text.lengths)
+    by_modality = sample_batches(override(recipe("paper_3b"), ["model.softmax_scope=modality"]), paper_vocabulary())
+    assert by_modality.columns is not None
+    assert 16_386 < by_modality.columns < 100_279

@@ -1,0 +1,123 @@
+"""`triptych eval`: scores of a model in every direction, and what tokenizers preserve."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from triptych.cli.args import positive_int
+from triptych.cli.command import DATA, USE, Command, add_device, add_json, add_model, one_of, write_json
+from triptych.cli.generate import add_sampling, sampling_arguments
+from triptych.errors import UserError
+
+EXAM_DIRECTIONS = ["text-to-image", "caption", "answer", "transcribe", "text-to-speech"]
+
+
+def _add_split(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--split", **one_of(["train", "validation", "test"]), default="test", help="default: test")
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# -- scenes -----------------------------------------------------------------------------------------------------------
+
+
+def _describe_scenes(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Evaluate a model on scenes of the toy dataset that were not in its training data. Prints a table of scores.
+
+examples:
+  triptych eval scenes --json out/scenes.json
+  triptych eval scenes --model runs/scenes --split validation --images 60 --speech 20
+  triptych eval scenes --preset fast
+  triptych eval scenes --only text-to-image --guidance-scale 4 --steps 16"""
+    add_model(parser)
+    _add_split(parser)
+    parser.add_argument(
+        "--images", type=positive_int, default=600, metavar="N", help="samples with images (default: 600)"
+    )
+    parser.add_argument(
+        "--speech", type=positive_int, default=200, metavar="N", help="samples with speech (default: 200)"
+    )
+    parser.add_argument(
+        "--only", **one_of(EXAM_DIRECTIONS), action="append", help="only this direction; may be repeated"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    add_device(parser)
+    add_json(parser)
+    add_sampling(parser, "sampling (default: the model's preset); all but --preset need --only")
+
+
+def _run_scenes(args: argparse.Namespace) -> None:
+    if args.seed < 0:
+        raise UserError(f"--seed must not be negative, got {args.seed}.")
+    sampling = sampling_arguments(args)
+    preset = sampling.pop("preset", None)
+    if sampling and not args.only:
+        raise UserError("sampling options other than --preset differ by direction: add --only DIRECTION.")
+    from triptych.hub.source import check_source
+
+    check_source(args.model)
+    from triptych.scenes.exam import evaluate
+
+    directions = args.only or EXAM_DIRECTIONS
+    result = evaluate(
+        args.model,
+        device=args.device,
+        directions=directions,
+        num_images=args.images,
+        num_speech=args.speech,
+        split=args.split,
+        seed=args.seed,
+        preset=preset,
+        sampling=dict.fromkeys(directions, sampling),
+        progress=_progress,
+    )
+    if args.json != "-":
+        print(result.table)
+    if args.json is not None:
+        write_json(result.as_json, args.json)
+
+
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def _describe_tokenizers(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Measure what tokenizers preserve of the toy dataset: images by PSNR and the judge, speech by Whisper and DNSMOS.
+
+example:
+  triptych eval tokenizers --json out/tokenizers.json --sheet out/tokenizers.png"""
+    parser.add_argument(
+        "--tokenizers", default="scenes", metavar="TOKENIZERS", help="built-in name or folder (default: %(default)s)"
+    )
+    _add_split(parser)
+    parser.add_argument("--images", type=positive_int, default=300, metavar="N", help="default: %(default)s")
+    parser.add_argument("--speech", type=int, default=100, metavar="N", help="0 skips speech (default: %(default)s)")
+    parser.add_argument("--sheet", type=Path, metavar="FILE", help="write a .png of originals above reconstructions")
+    add_json(parser)
+
+
+def _run_tokenizers(args: argparse.Namespace) -> None:
+    if args.speech < 0:
+        raise UserError(f"--speech must not be negative, got {args.speech}.")
+    if args.sheet is not None and args.sheet.suffix.lower() != ".png":
+        raise UserError(f"--sheet must be a .png file, got {str(args.sheet)!r}.")
+    from triptych.scenes.tokenizer_report import contact_sheet, evaluate_tokenizers
+    from triptych.tokenizers.bundle import TokenizerBundle
+
+    bundle = TokenizerBundle.load(args.tokenizers)
+    progress = _progress if args.json == "-" else lambda line: print(line, flush=True)
+    results = evaluate_tokenizers(bundle, args.images, args.speech, args.split, progress)
+    if args.sheet is not None:
+        args.sheet.parent.mkdir(parents=True, exist_ok=True)
+        contact_sheet(bundle, args.split).save(args.sheet)
+    if args.json is not None:
+        write_json(results, args.json)
+
+
+COMMANDS = {
+    "eval scenes": Command("score a model in every direction", _describe_scenes, _run_scenes, group=USE),
+    "eval tokenizers": Command("measure what tokenizers preserve", _describe_tokenizers, _run_tokenizers, group=DATA),
+}

@@ -1,0 +1,317 @@
+"""`triptych generate`: text, images and audio from one model, in any direction."""
+
+import argparse
+import itertools
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from triptych.cli.args import positive_float, positive_int
+from triptych.cli.command import USE, Command, add_device, add_json, add_model, check_path_free, one_of, write_json
+from triptych.errors import UserError
+from triptych.hub.directions import DIRECTIONS, GAP, Direction, direction_named
+
+_BATCH = 16  # results that are generated together and written before the next ones
+_SUFFIXES = {
+    "image": (".png", ".jpg", ".jpeg", ".webp"),
+    "audio": (".wav", ".flac", ".ogg"),
+    "text": (".txt",),
+}
+_SAMPLING = ("preset", "sampler", "num_steps", "temperature", "top_p", "guidance_scale", "best_of")
+
+
+def _describe(parser: argparse.ArgumentParser) -> None:
+    rows = "\n".join(f"  {each.name:16} {each.usage:34} {each.summary}" for each in DIRECTIONS.values())
+    parser.description = f"""\
+Generate in any direction with one model. A - as INPUT reads standard input.
+
+{rows}
+
+examples:
+  triptych generate text-to-image "two cats left of a red heart" --out cats.png
+  triptych generate caption cats.png
+  triptych generate answer cats.png "how many cats are there?"
+  triptych generate text-to-speech "a picture of three foxes" --out foxes.wav
+  triptych generate transcribe foxes.wav
+  triptych generate infill-image cats.png "two cats and a star" --box 0,0,32,64 --out other.png
+  triptych generate infill-text "a picture of {GAP} red {GAP}" cats.png
+  triptych generate text-to-image "a cat" --num-samples 100 --out cats/cat.png --sampler remdm --sampler-option eta=0.1"""
+    parser.usage = "triptych generate DIRECTION INPUT [INPUT] [options]"
+    parser.add_argument("direction", **one_of(list(DIRECTIONS)))
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="text in quotes, file of an image or audio, or -")
+    add_model(parser)
+    parser.add_argument("--out", metavar="FILE", help="where to write; - is standard output; several are numbered")
+    parser.add_argument("--force", action="store_true", help="replace existing files")
+    parser.add_argument(
+        "--num-samples", "-n", type=positive_int, default=1, metavar="N", help="with seeds SEED, SEED + 1, ..."
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--box", metavar="L,T,R,B", help="infill-image: rectangle in pixels")
+    parser.add_argument(
+        "--repaint",
+        **one_of(["codes", "box", "all"]),
+        default="codes",
+        help="infill-image: new pixels are those of all image codes the box touches, of the box, or all (default: codes)",
+    )
+    parser.add_argument("--interval", metavar="FROM,TO", help="infill-audio: in seconds")
+    parser.add_argument(
+        "--seconds", type=positive_float, metavar="S", help="duration of speech (default: the model chooses)"
+    )
+    parser.add_argument(
+        "--num-tokens", type=positive_int, metavar="N", help="length of a text (default: the model chooses)"
+    )
+    add_device(parser)
+    parser.add_argument(
+        "--dtype", **one_of(["float32", "bfloat16", "float16"]), default="float32", help="default: float32"
+    )
+    add_json(parser)
+    add_sampling(parser, "sampling (default: the model's preset for what is generated)")
+
+
+def add_sampling(parser: argparse.ArgumentParser, title: str) -> None:
+    """Options that change how a model is sampled."""
+    group = parser.add_argument_group(title)
+    group.add_argument("--preset", metavar="NAME", help="values of all of these: scenes, fast (fewer steps) or paper")
+    group.add_argument(
+        "--sampler",
+        metavar="NAME",
+        help="ancestral, first_hitting, random_order, low_confidence, maskgit, threshold, ...",
+    )
+    group.add_argument(
+        "--sampler-option", action="append", default=[], metavar="KEY=VALUE", help="of the sampler; may be repeated"
+    )
+    group.add_argument("--steps", dest="num_steps", type=positive_int, metavar="N", help="forward passes of the model")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    group.add_argument("--top-p", type=float, metavar="P")
+    group.add_argument("--guidance-scale", type=float, metavar="S", help="classifier-free guidance; 1 is off")
+    group.add_argument(
+        "--best-of", type=positive_int, metavar="N", help="generate N, return the one the model ranks first"
+    )
+
+
+def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options of `add_sampling` say, checked; the arguments of `Pipeline` methods."""
+    given = {name: getattr(args, name) for name in _SAMPLING if getattr(args, name) is not None}
+    options = dict(map(_option, args.sampler_option))
+    if options:
+        if args.sampler is None:
+            raise UserError("--sampler-option needs --sampler NAME: options belong to one sampler.")
+        given["options"] = options
+    if given:
+        from triptych.sample.config import SAMPLING_PRESETS, SamplingConfig
+
+        if args.preset is not None and args.preset not in SAMPLING_PRESETS:
+            from triptych.errors import did_you_mean
+
+            raise UserError(f"unknown preset {args.preset!r}.{did_you_mean(args.preset, list(SAMPLING_PRESETS))}")
+        SamplingConfig(**{name: value for name, value in given.items() if name != "preset"})
+    return given
+
+
+def _option(word: str) -> tuple[str, Any]:
+    """ "eta=0.1" -> ("eta", 0.1)"""
+    name, equals, text = word.partition("=")
+    if not equals or not name:
+        raise UserError(f"--sampler-option must be KEY=VALUE, got {word!r}.")
+    for kind in (int, float):
+        try:
+            return name, kind(text)
+        except ValueError:
+            continue
+    return name, text
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def _run(args: argparse.Namespace) -> None:
+    direction = direction_named(args.direction)
+    arguments, is_checked = _arguments(direction, args), sampling_arguments(args)
+    targets = _targets(direction, args)
+    from triptych.hub.source import check_source
+
+    check_source(args.model)
+    from triptych.hub.pipeline import Pipeline
+
+    pipe = Pipeline.from_pretrained(args.model, device=args.device, dtype=args.dtype)
+    if direction.name == "infill-image" and args.repaint == "codes":
+        box = pipe.repainted_box(arguments["image"].size, arguments["box"])
+        if box != tuple(arguments["box"]):
+            shown = ",".join(map(str, box))
+            print(f"repaints the pixels {shown}: whole image codes (--repaint box keeps the rest)", file=sys.stderr)
+    results = []
+    for number, result in enumerate(_results(pipe, direction, arguments, is_checked, args)):
+        parts = result if len(direction.outputs) > 1 else (result,)
+        record: dict[str, Any] = {"seed": args.seed + number}
+        for kind, part in zip(direction.outputs, parts):
+            record |= _deliver(kind, part, targets(number), direction, args)
+        results.append(record)
+        if args.num_samples > _BATCH and (number + 1) % _BATCH == 0:
+            print(f"{number + 1} of {args.num_samples}", file=sys.stderr)
+    if args.json is not None:
+        write_json(results, args.json)
+
+
+def _results(
+    pipe: Any, direction: Direction, arguments: dict[str, Any], sampling: dict[str, Any], args: argparse.Namespace
+) -> Iterator[Any]:
+    """The results one after the other, generated a batch at a time."""
+    method = getattr(pipe, direction.method)
+    takes_lists = direction.region is None and direction.name != "infill-text" and len(direction.outputs) == 1
+    first = direction.inputs[0].name
+    for start in range(0, args.num_samples, _BATCH):
+        count = min(_BATCH, args.num_samples - start)
+        if takes_lists:
+            yield from method(**{**arguments, first: [arguments[first]] * count}, seed=args.seed + start, **sampling)
+        else:
+            for number in range(start, start + count):
+                yield method(**arguments, seed=args.seed + number, **sampling)
+
+
+def _arguments(direction: Direction, args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of the method. Everything that can be wrong without a model is found here."""
+    required = sum(each.required for each in direction.inputs)
+    if not required <= len(args.inputs) <= len(direction.inputs):
+        raise UserError(
+            f"`generate {direction.name}` takes {direction.usage.partition(' ->')[0]}, got {len(args.inputs)} inputs. "
+            "Put texts in quotes."
+        )
+    if args.inputs.count("-") > 1:
+        raise UserError("standard input (-) can be read once.")
+    if not 0 <= args.seed < 2**64 - args.num_samples:
+        raise UserError(f"--seed must lie between 0 and 2^64 - 1, got {args.seed}.")
+    arguments: dict[str, Any] = {}
+    for each, word in zip(direction.inputs, args.inputs):
+        kinds = each.kinds
+        if len(kinds) > 1:
+            kinds = ("audio",) if Path(word).suffix.lower() in (*_SUFFIXES["audio"], ".mp3") else ("image",)
+        arguments[kinds[0] if len(each.kinds) > 1 else each.name] = _read(kinds[0], word, direction, each.name)
+    if direction.name == "infill-image":
+        from triptych.hub.boxes import check_box
+
+        box = _numbers(args.box, 4, "--box", "LEFT,TOP,RIGHT,BOTTOM in pixels", int)
+        arguments |= {"box": check_box(box, arguments["image"].size), "repaint": args.repaint}
+    elif direction.name == "infill-audio":
+        arguments["interval"] = _numbers(args.interval, 2, "--interval", "FROM,TO in seconds", float)
+    for name, option in (("seconds", "--seconds"), ("num_tokens", "--num-tokens")):
+        if getattr(args, name) is not None:
+            if direction.length != name:
+                raise UserError(f"`generate {direction.name}` takes no {option}.")
+            arguments[name] = getattr(args, name)
+    for name in ("box", "interval"):
+        if getattr(args, name) is not None and direction.region != name:
+            raise UserError(f"`generate {direction.name}` takes no --{name}.")
+    return arguments
+
+
+def _read(kind: str, word: str, direction: Direction, name: str) -> Any:
+    """A text, image or audio that a word of the command line stands for."""
+    if kind == "text":
+        text = sys.stdin.read().rstrip("\n") if word == "-" else word
+        if not text.strip() and direction.name != "complete":
+            raise UserError(f"expected a {name}, got an empty one.")
+        if direction.name == "infill-text" and GAP not in text:
+            raise UserError(f"expected a text with gaps, written {GAP}, got {text!r}.")
+        return text
+    from triptych.utils.media import load_audio, load_image
+
+    source = sys.stdin.buffer.read() if word == "-" else word
+    return load_image(source) if kind == "image" else load_audio(source)
+
+
+def _numbers(text: str | None, count: int, option: str, form: str, kind: type) -> tuple[Any, ...]:
+    if text is None:
+        raise UserError(f"this needs {option}: {form}.")
+    try:
+        numbers = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != count or not all(map(math.isfinite, numbers)):
+        raise UserError(f"{option} must be {form}, got {text!r}.")
+    return numbers
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def _targets(direction: Direction, args: argparse.Namespace) -> Any:
+    """number -> the file of that result, or None for standard output; refuses names that cannot be written."""
+    kind, count = direction.output, args.num_samples
+    if args.out == "-":
+        if count > 1 and kind != "text":
+            raise UserError("--out - writes one result; use --out FILE with --num-samples.")
+        return lambda number: None
+    if args.out is None:
+        return (lambda number: None) if kind == "text" else _free_names(direction.name, _SUFFIXES[kind][0], count)
+    out = Path(args.out)
+    suffixes = _SUFFIXES[kind]
+    if not out.name or (out.suffix and out.suffix.lower() not in suffixes):
+        raise UserError(f"`generate {direction.name}` writes {', '.join(suffixes)}, got --out {args.out!r}.")
+    out = out if out.suffix else out.with_name(out.name + suffixes[0])
+    if kind == "text" or count == 1:
+        check_path_free(out, force=args.force)
+        if kind == "text":
+            out.unlink(missing_ok=True)  # results are appended
+        return lambda number: out
+    paths = [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(count)]
+    for path in paths:
+        check_path_free(path, force=args.force)
+    return lambda number: paths[number]
+
+
+def _free_names(stem: str, suffix: str, count: int) -> Any:
+    """Names in the working folder that no file has yet."""
+    free = (path for i in itertools.count() if not (path := Path(f"{stem}{f'-{i}' if i else ''}{suffix}")).exists())
+    paths = list(itertools.islice(free, count))
+    return lambda number: paths[number]
+
+
+def _deliver(
+    kind: str, part: Any, target: Path | None, direction: Direction, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Print a text, write a file and print its name; returns what `--json` says of it."""
+    prints = args.json != "-"
+    if kind == "text":
+        if kind == direction.output and target is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target, "a") as file:
+                file.write(f"{part}\n")
+        elif prints:
+            # Beside media on standard output, a text goes to standard error.
+            print(part, file=sys.stderr if args.out == "-" and direction.output != "text" else sys.stdout, flush=True)
+        return {"text": part}
+    if target is None:
+        sys.stdout.buffer.write(_bytes_of(part))
+        sys.stdout.buffer.flush()
+        return {}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part.save(target)
+    if prints:
+        print(target, flush=True)
+    return {kind: str(target)}
+
+
+def _bytes_of(part: Any) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    if hasattr(part, "samples"):
+        import soundfile
+
+        soundfile.write(buffer, part.samples, part.sample_rate, format="WAV")
+    else:
+        part.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+COMMANDS = {
+    "generate": Command(
+        "text, images and audio from one model, in any direction",
+        _describe,
+        _run,
+        USE,
+        when_stopped="stopped; what was written is kept.",
+    )
+}

@@ -1,0 +1,131 @@
+"""`triptych plan grid`: plan an isoFLOP grid."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from triptych.cli.args import float_range, positive_float, positive_int
+from triptych.cli.command import PLAN, Command, add_json, write_json
+from triptych.cli.plan_budget import recipe_and_changes
+from triptych.errors import UserError
+from triptych.utils.units import human_number
+
+
+def _describe(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Plan an isoFLOP grid: for each of several budgets, models of one aspect ratio from too small to too large, each trained
+on as many tokens as the budget allows. Hyperparameters and batch sizes are scaled from the model that was tuned. Prints
+a summary; --out writes the grid to a folder for `triptych sweep`, and --commands prints one command per run instead.
+
+RECIPE selects the model family: aspect_8 (default) or another recipe of the paper for models of width 128 x layers,
+proxy for CPU-sized models on the toy dataset.
+
+examples:
+  triptych plan grid                                    the paper's grid: 24 budgets from 5e18 to 1e22 FLOPs
+  triptych plan grid --gpu h100 --mfu 0.4 --price-per-hour 2.5
+  triptych plan grid proxy --low 1e11 --high 2e13 --budgets 9 --out runs/grid
+  triptych sweep runs/grid                              on any number of machines
+  triptych fit runs/grid/records.jsonl"""
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="recipe of the model family (default: aspect_8)")
+    parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields to change in all runs")
+    parser.add_argument(
+        "--low", type=positive_float, default=5e18, metavar="FLOPS", help="smallest budget (default: 5e18)"
+    )
+    parser.add_argument(
+        "--high", type=positive_float, default=1e22, metavar="FLOPS", help="largest budget (default: 1e22)"
+    )
+    parser.add_argument(
+        "--budgets", type=positive_int, default=24, metavar="K", help="number of budgets, with both ends (default: 24)"
+    )
+    parser.add_argument(
+        "--sizes", type=positive_int, default=11, metavar="K", help="largest number of models per budget (default: 11)"
+    )
+    parser.add_argument("--tokens-per-parameter", type=float_range, metavar="LOW,HIGH", help="default: 1,2000")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the grid to this folder")
+    parser.add_argument("--commands", action="store_true", help="print one command per run, and nothing else")
+    parser.add_argument("--gpu", metavar="NAME", help="estimate hours on this GPU, as h100; cpu for this machine")
+    parser.add_argument(
+        "--mfu",
+        type=positive_float,
+        default=0.4,
+        metavar="SHARE",
+        help="share of the peak that is reached (default: 0.4)",
+    )
+    parser.add_argument("--price-per-hour", type=positive_float, metavar="DOLLARS", help="price of one GPU")
+    add_json(parser)
+
+
+def _run(args: argparse.Namespace) -> None:
+    import shlex
+    from dataclasses import asdict
+
+    from triptych.scaling.family import model_family
+    from triptych.scaling.grid import TOKENS_PER_PARAMETER, budgets_between, isoflop_grid
+    from triptych.scaling.queue import check_grid_data, grid_run, write_grid
+
+    if args.out is None and args.commands:
+        raise UserError("--commands needs --out FOLDER, where the runs are stored.")
+    family = model_family(*recipe_and_changes(args))
+    points = isoflop_grid(
+        family.members,
+        family.vocabulary,
+        family.lengths,
+        budgets_between(args.low, args.high, args.budgets),
+        tokens_per_parameter=args.tokens_per_parameter or TOKENS_PER_PARAMETER,
+        max_sizes=args.sizes,
+    )
+    runs = [grid_run(point) for point in points]
+    if args.out is not None:
+        check_grid_data(points[0].config)
+        write_grid(args.out, runs)
+    if args.commands:
+        for run in runs:
+            print(shlex.join(["triptych", *run.command(args.out)]))
+        return
+    total_flops, total_tokens = sum(run.C for run in runs), sum(run.D for run in runs)
+    hours = _hours(args, total_flops)
+    if args.json is not None:
+        total = {"runs": len(runs), "flops": total_flops, "tokens": total_tokens}
+        write_json({"total": total | hours, "runs": [asdict(run) for run in runs]}, args.json)
+        return
+    print(f"isoFLOP grid, {family}\n")
+    print(f"{'FLOPs':>9}   {'runs':>4}   {'N':>16}   {'D':>16}   {'D/N':>13}   {'batch':>11}   {'steps':>15}")
+    for budget in sorted({run.budget for run in runs}):
+        row = [point for point in points if point.budget == budget]
+        ratios = [point.tokens_per_parameter for point in row]
+        batches = [point.config.loader.global_batch for point in row]
+        columns = (
+            (_range([point.N for point in row]), 16), (_range([point.D for point in row]), 16), (_range(ratios), 13),
+            (_range(batches), 11), (_range([point.config.num_steps for point in row]), 15),
+        )  # fmt: skip
+        print(f"{budget:9.3g}   {len(row):4}   " + "   ".join(f"{text:>{width}}" for text, width in columns))
+    print(
+        f"\n{len(runs)} runs, {total_flops:.3g} FLOPs, {human_number(total_tokens)} tokens; "
+        f"the largest run has {max(run.C for run in runs):.3g} FLOPs"
+    )
+    if hours:
+        cost = "" if hours.get("cost") is None else f", ${hours['cost']:,.0f}"
+        print(f"{hours['hours']:,.3g} hours of one {args.gpu} at {args.mfu:.0%} of its peak{cost}")
+    if args.out is not None:
+        print(f"wrote {args.out}; start or join its runs with: triptych sweep {args.out}")
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{human_number(min(values))} to {human_number(max(values))}"
+
+
+def _hours(args: argparse.Namespace, flops: float) -> dict[str, Any]:
+    from triptych.plan.machines import find_machine
+
+    if args.gpu is None:
+        if args.price_per_hour is not None:
+            raise UserError("--price-per-hour needs --gpu NAME.")
+        return {}
+    if not 0 < args.mfu <= 1:
+        raise UserError(f"--mfu is a share of the peak, above 0 and at most 1, got {args.mfu:g}.")
+    hours = flops / (find_machine(args.gpu, 1).peak * args.mfu) / 3600
+    return {"hours": hours, "cost": None if args.price_per_hour is None else hours * args.price_per_hour}
+
+
+COMMANDS = {"plan grid": Command("plan an isoFLOP grid: its runs, cost and commands", _describe, _run, group=PLAN)}

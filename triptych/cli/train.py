@@ -1,0 +1,97 @@
+"""`triptych train`: train a model by a recipe, or resume a run."""
+
+import argparse
+from pathlib import Path
+
+from triptych.cli.args import positive_int
+from triptych.cli.command import TRAIN, Command, add_device
+from triptych.errors import UserError
+
+
+def _describe(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Train a model by a recipe, or resume a run that was stopped: the same command continues it.
+
+examples:
+  triptych train nano                                   a minute on a laptop, to see the loss fall
+  triptych train scenes --out runs/scenes               the demo model, some hours on two cores
+  triptych train scenes data=data/photos --out runs/photos           on your data (see `triptych tokenize`)
+  triptych train scenes optimizer.lr=2e-3 num_steps=5000 model.width=256
+  triptych train scenes norm=sequence corrupt.schedule=cosine loader.task_weights.text=0.3
+
+recipes: scenes, nano (built-in toy dataset, for a CPU); paper_base, paper_3b, aspect_N (N layers of width 128 N);
+proxy (the small model on which hyperparameters are tuned). The recipes of the toy dataset read data/scenes, made by
+`triptych scenes make data/scenes`.
+
+Several processes train one sharded model (docs/distributed.md):
+  triptych train scenes --nproc 2
+  triptych train paper_3b --nproc 8 --nnodes 32 --rdzv-endpoint node0:29500 --device cuda data=...     (on every node)
+
+The run folder holds records.jsonl, config.json and checkpoints/. Ctrl-C saves a checkpoint before it stops.
+exit codes: 0 done, 1 crashed, 2 wrong argument or configuration, 3 data, 4 checkpoint, 5 diverged, 75 stopped by
+SIGTERM, SIGUSR1 or SIGHUP after saving (run the same command again), 130 stopped by Ctrl-C."""
+    parser.usage = "triptych train RECIPE [KEY=VALUE ...] [options]"
+    parser.add_argument("recipe", metavar="RECIPE")
+    parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe to change")
+    parser.add_argument("--out", metavar="RUN", type=Path, help="folder of the run (default: runs/RECIPE)")
+    parser.add_argument("--stop-after", metavar="STEP", type=positive_int, help="save and stop at this step")
+    parser.add_argument("--print-config", action="store_true", help="print the complete configuration as JSON and stop")
+    parser.add_argument("--force", action="store_true", help="resume although the configuration or the data changed")
+    add_device(parser)
+    group = parser.add_argument_group("several processes")
+    group.add_argument("--nproc", metavar="N", type=positive_int, help="processes on this machine")
+    group.add_argument("--nnodes", metavar="N", type=positive_int, default=1, help="machines (default: 1)")
+    group.add_argument(
+        "--rdzv-endpoint",
+        metavar="HOST:PORT",
+        help="with --nnodes: address of the rendezvous, the same on all machines",
+    )
+    group.add_argument("--max-restarts", metavar="N", type=int, default=3, help="after a crash (default: 3)")
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.print_config:
+        import json
+
+        from triptych.recipes import recipe
+        from triptych.utils.config import override, to_json
+
+        print(json.dumps(to_json(override(recipe(args.recipe), args.changes)), indent=2))
+        return
+    if args.nproc is None:
+        for name, default in (("nnodes", 1), ("rdzv_endpoint", None)):
+            if getattr(args, name) != default:
+                raise UserError(f"--{name.replace('_', '-')} needs --nproc N: processes on this machine.")
+    else:
+        from triptych.recipes import recipe
+        from triptych.training.launch import launch
+        from triptych.training.setup import need_data
+        from triptych.utils.config import override
+
+        need_data(override(recipe(args.recipe), args.changes))
+        code = launch(_of_one_rank(args), args.nproc, args.max_restarts, args.nnodes, args.rdzv_endpoint)
+        if code:
+            raise SystemExit(code)
+        return
+    from triptych.training.run import train
+
+    train(
+        args.recipe,
+        args.changes,
+        out=args.out,
+        device=args.device,
+        stop_after=args.stop_after,
+        force=args.force,
+        quiet=args.quiet,
+    )
+
+
+def _of_one_rank(args: argparse.Namespace) -> list[str]:
+    """The same command for one of the processes."""
+    words = ["train", args.recipe, *args.changes, "--device", args.device]
+    for option, value in (("--out", args.out), ("--stop-after", args.stop_after)):
+        words += [option, str(value)] if value is not None else []
+    return words + [option for option, is_set in (("--force", args.force), ("--quiet", args.quiet)) if is_set]
+
+
+COMMANDS = {"train": Command("train a model by a recipe, or resume a run", _describe, _run, TRAIN)}

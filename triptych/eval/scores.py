@@ -1,0 +1,63 @@
+"""Scores with 95 % intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_Z = 1.96  # 95 % of a normal distribution lie within this many standard deviations of the mean
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    """Number of samples."""
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+    @property
+    def as_json(self) -> dict[str, float]:
+        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
+
+
+def ratio_score(hits: Sequence[float], counts: Sequence[float] | None = None, resamples: int = 1000) -> Score:
+    """sum(hits) / sum(counts), by default the mean of hits, with a bootstrap interval over samples.
+
+    A proportion (all counts are 1) with only hits or only misses has Wilson's interval, because all its resamples are
+    equal. A WER without errors has an interval of zero width: no error was observed, which does not prove that the
+    error rate is zero.
+    """
+    top = np.asarray(hits, float)
+    bottom = np.ones_like(top) if counts is None else np.asarray(counts, float)
+    value = float(top.sum() / bottom.sum())
+    if value in (0, 1) and np.ptp(top) == 0 and (bottom == 1).all():
+        margin = _Z**2 / (len(top) + _Z**2)  # an outcome that was not observed may still be this frequent
+        return Score(value, *((1 - margin, 1.0) if value else (0.0, margin)), len(top))
+    rng = np.random.default_rng(0)
+    picks = rng.integers(len(top), size=(resamples, len(top)))
+    values = top[picks].sum(1) / np.maximum(bottom[picks].sum(1), 1e-12)
+    low, high = np.quantile(values, (0.025, 0.975))
+    return Score(value, float(low), float(high), len(top))
+
+
+def category_score(right: dict[str, list[bool]], draws: int = 10_000) -> Score:
+    """The mean over categories of the share of right answers, with a Bayesian interval.
+
+    The rate of each category has the posterior Beta(hits + a, misses + a), which has a spread even if all answers are
+    right. The categories share the 1/2 of Jeffreys' prior, a = 1/2 / categories: with 1/2 for each, the interval of
+    several good categories would be too low. The interval is widened to include the mean if necessary.
+    """
+    rng = np.random.default_rng(0)
+    a = 0.5 / len(right)
+    hits = np.array([sum(answers) for answers in right.values()])
+    counts = np.array([len(answers) for answers in right.values()])
+    value = float((hits / counts).mean())
+    means = rng.beta(hits + a, counts - hits + a, size=(draws, len(hits))).mean(1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return Score(value, min(float(low), value), max(float(high), value), int(counts.sum()))

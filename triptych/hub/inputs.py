@@ -1,0 +1,142 @@
+"""From what people pass to a pipeline (texts, images, audio) to spans of a canvas; wrong input is refused here."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from triptych.errors import UserError, nearest
+from triptych.hub.directions import GAP
+from triptych.hub.format import Limits
+from triptych.sample.canvas import MASKED, Span, known, masked, open_ended
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.media import AudioLike, ImageLike, load_audio, load_image
+from triptych.vocab import Modality
+
+
+class Inputs:
+    """Encodes what a model of these limits and tokenizers takes."""
+
+    def __init__(self, bundle: TokenizerBundle, limits: Limits):
+        self.bundle, self.limits = bundle, limits
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def normalize(self, text: Any) -> str:
+        """The text as the model was trained on it; white space is kept unless the model has a word list."""
+        if not isinstance(text, str):
+            raise UserError(f"expected a text, got {type(text).__name__}.")
+        return " ".join(text.lower().split()) if self.limits.words else text
+
+    def text(self, text: str, what: str = "a text") -> Span:
+        """A text that is given."""
+        text = self.normalize(text)
+        if not text.strip():
+            raise UserError(f"expected {what}, got an empty one.")
+        ids = self._encode(text)
+        self._check_length(len(ids), text)
+        return known(Modality.TEXT, ids)
+
+    def text_to_write(self, prefix: str = "", num_tokens: int | None = None) -> Span:
+        """A text that the model is to write after a prefix: of a given number of new tokens, or of its own choice."""
+        prefix = self.normalize(prefix)
+        ids = self._encode(prefix) if prefix else np.zeros(0, np.int64)
+        if num_tokens is not None:
+            if isinstance(num_tokens, bool) or not isinstance(num_tokens, int | np.integer) or num_tokens < 1:
+                raise UserError(f"num_tokens must be a whole number of at least 1, got {num_tokens!r}.")
+            self._check_length(len(ids) + int(num_tokens), prefix)
+            return Span(Modality.TEXT, np.concatenate([ids, np.full(num_tokens, MASKED, np.int64)]))
+        if self.limits.text_slot is None:
+            raise UserError(
+                "this model was trained without open ends, so it cannot choose the length of a text: "
+                "give it with num_tokens=N (--num-tokens N)."
+            )
+        self._check_length(len(ids) + 1, prefix)
+        return open_ended(Modality.TEXT, self.limits.text_slot, ids)
+
+    def text_with_gaps(self, text: str) -> Span:
+        """A text in which every gap is one token to generate."""
+        parts = self.normalize(text).split(GAP)
+        if len(parts) < 2:
+            raise UserError(f"expected a text with gaps, written {GAP}, got {text!r}.")
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            ids += [MASKED] if number else []
+            # A word's token starts with its space, so the space before a gap belongs to the token that fills it.
+            part = part.removesuffix(" ") if number < len(parts) - 1 else part
+            ids += self._encode(part).tolist() if part else []
+        self._check_length(len(ids), text)
+        return Span(Modality.TEXT, np.array(ids, np.int64))
+
+    def _encode(self, text: str) -> np.ndarray:
+        if self.limits.words:
+            self._check_words(text)
+        return np.asarray(self.bundle.text.encode([text])[0], np.int64)
+
+    def _check_words(self, text: str) -> None:
+        """A model of a small world would make something up for a word it has never seen."""
+        words = self.limits.words
+        for word in re.findall(r"[^\W\d_]+|\d+", text):
+            if word not in words:
+                near = nearest(word, words, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise UserError(
+                    f"this model does not know the word {word!r}.{hint} It knows {len(words)} words; "
+                    "`triptych info MODEL --words` lists them."
+                )
+
+    def _check_length(self, tokens: int, text: str) -> None:
+        longest = self.limits.longest(self.limits.text_slot)
+        if tokens > longest:
+            raise UserError(
+                f"the text is {tokens} tokens long, and this model takes at most {longest}: {text[:60]!r}... Shorten it."
+            )
+
+    # -- images -------------------------------------------------------------------------------------------------------
+
+    def image(self, image: ImageLike) -> Span:
+        return known(Modality.IMAGE, self.bundle.image.encode([load_image(image)])[0])
+
+    def image_to_draw(self) -> Span:
+        return masked(Modality.IMAGE, self.bundle.image.tokens_per_image)
+
+    @property
+    def codes_per_side(self) -> int:
+        return int(self.bundle.image.tokens_per_image**0.5)
+
+    # -- audio --------------------------------------------------------------------------------------------------------
+
+    @property
+    def codebooks(self) -> int:
+        return self.bundle.audio.num_codebooks
+
+    def audio(self, audio: AudioLike) -> Span:
+        loaded = load_audio(audio)
+        if not len(loaded.samples):
+            raise UserError("expected audio, got no samples.")
+        ids = self.bundle.audio.encode([loaded])[0]
+        longest = self.limits.longest(self.limits.audio_slot)
+        if len(ids) > longest:
+            seconds = loaded.seconds * longest / len(ids)
+            raise UserError(
+                f"the audio is {loaded.seconds:.1f} s long, and this model takes at most {seconds:.1f} s. Shorten it."
+            )
+        return known(Modality.AUDIO, ids)
+
+    def audio_to_speak(self, seconds: float | None) -> Span:
+        if seconds is None:
+            if self.limits.audio_slot is None:
+                raise UserError(
+                    "this model was trained without open ends, so it cannot choose the length of audio: "
+                    "give it with seconds=S (--seconds S)."
+                )
+            return open_ended(Modality.AUDIO, self.limits.audio_slot, stride=self.codebooks)
+        tokenizer = self.bundle.audio
+        most = self.limits.longest(self.limits.audio_slot) // self.codebooks
+        frames = round(seconds * tokenizer.frame_rate) if np.isfinite(seconds) else 0
+        if not 1 <= frames <= most:
+            raise UserError(
+                f"seconds must lie between {1 / tokenizer.frame_rate:.2f} and {most / tokenizer.frame_rate:.2f} "
+                f"for this model, got {seconds:g}."
+            )
+        return masked(Modality.AUDIO, frames * self.codebooks)
