@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 from triptych.scaling.fit import HUBER, Problem, compare, fit
 from triptych.scaling.law import ADDITIVE, JOINT, Law
 from triptych.scaling.published import CHINCHILLA
-from triptych.scaling.runs import Runs, runs_of
+from triptych.scaling.runs import Runs, runs_from_columns
 
 NOISE = 0.003
 PAPER = Law(JOINT, E=1.5, A=2.0, B=200.1 * 2.0 * 0.14 / 0.17, a=0.14, b=0.17)
@@ -29,7 +29,9 @@ def drawn(law: Law, count: int, seed: int) -> Runs:
     tokens = np.exp(rng.uniform(np.log(5e18), np.log(1e22), size=len(sizes))) / (8.4 * sizes)
     fits = (tokens / sizes >= 1) & (tokens / sizes <= 2000)
     sizes, tokens = sizes[fits][:count], tokens[fits][:count]
-    return runs_of(("N", "D"), sizes, tokens, law.loss(sizes, tokens) * np.exp(NOISE * rng.standard_normal(count)))
+    return runs_from_columns(
+        ("N", "D"), sizes, tokens, law.loss(sizes, tokens) * np.exp(NOISE * rng.standard_normal(count))
+    )
 
 
 def without_gradient(problem: Problem) -> None:

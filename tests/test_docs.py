@@ -115,6 +115,13 @@ def test_named_files_exist(page):
         folder = exists[0] if exists[0].is_dir() else exists[0].parent
 
 
+def test_every_decision_is_listed_with_its_title():
+    folder = ROOT / "docs" / "decisions"
+    titles = {path.name: path.read_text().splitlines()[0] for path in sorted(folder.glob("0*.md"))}
+    listed = re.findall(r"^(\d+\. )\[(.+)\]\((\S+)\)$", (folder / "README.md").read_text(), flags=re.MULTILINE)
+    assert {file: f"# {number}{title}" for number, title, file in listed} == titles
+
+
 def test_every_fault_names_tests_that_exist():
     rows = re.findall(r"^\| (\d+) \|.*\| (`.*`) \|$", (ROOT / "docs" / "faults.md").read_text(), flags=re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 29))

@@ -53,8 +53,8 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
             return 1.0
         return difflib.SequenceMatcher(None, wanted, other, autojunk=False).ratio()
 
-    scored = sorted(((nearness(candidate), candidate) for candidate in set(known)), key=lambda pair: (-pair[0], pair[1]))
-    least = max(_NEAR, scored[0][0] - 0.2) if scored else 0.0
+    scored = sorted(((nearness(each), each) for each in set(known)), key=lambda pair: (-pair[0], pair[1]))
+    least = max(_NEAR, scored[0][0] - 0.15) if scored else 0.0
     return [candidate for score, candidate in scored if score >= least][:count]
 
 

@@ -32,11 +32,11 @@ def command(*words: object) -> int:
 
 def test_text_output_and_figure(table: Path, tmp_path: Path, capsys) -> None:
     assert command("fit", table, "--rounds", "6", "--budget", "1e21", "--figure", tmp_path / "fit.png") == 0
-    said = capsys.readouterr().out
-    assert "36 runs, N 100M to 10B, D 2B to 600B" in said
-    assert "the additive law predicts held-out runs better than the joint law" in said
-    assert "90% intervals from 6 rounds" in said
-    assert "with 6 N FLOPs per token" in said
+    output = capsys.readouterr().out
+    assert "36 runs, N 100M to 10B, D 2B to 600B" in output
+    assert "the additive law predicts held-out runs better than the joint law" in output
+    assert "90% intervals from 6 rounds" in output
+    assert "with 6 N FLOPs per token" in output
     assert min(Image.open(tmp_path / "fit.png").size) > 600
 
 
@@ -45,12 +45,12 @@ def test_json_output_and_a_plan_made_from_it(table: Path, tmp_path: Path, capsys
     assert command("fit", table, "--rounds", "6", "--json", "--budget", "1e21", "--save", kept) == 0
     text = capsys.readouterr().out
     assert kept.read_text() == text
-    found = json.loads(text)
-    assert found["chosen"] == "additive"
-    assert set(found["fits"]) == {"joint", "additive"}
-    low, high = found["fits"]["additive"]["intervals"]["a"]
+    result = json.loads(text)
+    assert result["chosen"] == "additive"
+    assert set(result["fits"]) == {"joint", "additive"}
+    low, high = result["fits"]["additive"]["intervals"]["a"]
     assert low < CHINCHILLA.a < high
-    best = found["best"][0]
+    best = result["best"][0]
     assert best["intervals"]["N"][0] < best["N"] < best["intervals"]["N"][1]
     assert 6 * best["N"] * best["D"] == pytest.approx(1e21)
     assert command("plan", "--budget", "1e21", "--law", kept, "--json") == 0
@@ -69,7 +69,7 @@ def test_json_output_and_a_plan_made_from_it(table: Path, tmp_path: Path, capsys
         (["--columns", "N"], "--columns takes NAME=COLUMN"),
         (["--columns", "N=parms"], "has no column 'parms'. Did you mean 'params'?"),
         (["--unit", "1e-9"], "if both are in billions, use --unit 1e9"),
-        (["--rounds", "1"], "--rounds must be at least 2, got 1"),
+        (["--rounds", "1"], "--rounds must be at least 2 for the intervals, got 1"),
         (["--budget", "-3"], "expected a positive number, got '-3'"),
         (["--drop-worst", "30"], "needs at least 10 different runs, got 6"),
         (["--figure", "fit.gif"], "must be a .png, .pdf or .svg in an existing folder"),
@@ -81,10 +81,10 @@ def test_json_output_and_a_plan_made_from_it(table: Path, tmp_path: Path, capsys
 )
 def test_wrong_arguments_are_reported_in_one_line(table: Path, words: list[str], message: str, capsys) -> None:
     assert command("fit", table, *words) in (2, 3)
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1
+    assert output.out == ""
 
 
 def test_losses_that_follow_no_law_still_have_a_fit(tmp_path: Path, capsys) -> None:
@@ -94,8 +94,8 @@ def test_losses_that_follow_no_law_still_have_a_fit(tmp_path: Path, capsys) -> N
     assert "not determined" in capsys.readouterr().out
     assert (tmp_path / "fit.png").exists()
     assert command("fit", tmp_path / "runs.csv", "--rounds", "4", "--json") == 0
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert not found["comparison"]["is_clear"]
+    result = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert not result["comparison"]["is_clear"]
 
 
 def test_noise_law_cannot_plan_a_budget(tmp_path: Path, capsys) -> None:

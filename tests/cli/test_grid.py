@@ -16,13 +16,13 @@ def command(*words: object) -> int:
 
 def test_the_papers_grid_and_its_cost(capsys) -> None:
     assert command("plan", "grid", "--gpu", "h100", "--price-per-hour", "2") == 0
-    said = capsys.readouterr().out
-    assert "261 runs, 3.91e+23 FLOPs" in said
-    assert "hours of one h100 at 40% of its peak, $" in said
+    output = capsys.readouterr().out
+    assert "261 runs, 3.91e+23 FLOPs" in output
+    assert "hours of one h100 at 40% of its peak, $" in output
     assert command("plan", "grid", "--json", "--budgets", "3") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["total"]["runs"] == len(found["runs"])
-    assert found["total"]["flops"] == pytest.approx(sum(run["C"] for run in found["runs"]))
+    result = json.loads(capsys.readouterr().out)
+    assert result["total"]["runs"] == len(result["runs"])
+    assert result["total"]["flops"] == pytest.approx(sum(run["C"] for run in result["runs"]))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_the_papers_grid_and_its_cost(capsys) -> None:
 )
 def test_wrong_grids_are_reported_in_one_line(words: list[str], message: str, capsys) -> None:
     assert command(*words) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1

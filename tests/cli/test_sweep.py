@@ -29,6 +29,7 @@ def command(*words: object) -> int:
         return int(end.code or 0)
 
 
+@pytest.mark.slow
 def test_several_processes_share_a_grid(world: list[str], tmp_path: Path, capsys) -> None:
     grid = tmp_path / "grid"
     budgets = (*SMALL, "--sizes", "2")
@@ -41,8 +42,8 @@ def test_several_processes_share_a_grid(world: list[str], tmp_path: Path, capsys
     sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     both = [subprocess.Popen(sweep, stdout=subprocess.PIPE, text=True, env=env) for _ in range(2)]
-    said = [process.communicate(timeout=300)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
+    output = [process.communicate(timeout=300)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], output
     records = [json.loads(line) for line in (grid / "records.jsonl").read_text().splitlines()]
     planned = {run["key"]: run for run in json.loads((grid / "grid.json").read_text())["runs"]}
     assert {record["key"] for record in records} == set(planned)
@@ -51,10 +52,10 @@ def test_several_processes_share_a_grid(world: list[str], tmp_path: Path, capsys
         assert 0 < record["loss"] < 20
         plan = planned[record["key"]]
         assert record["N"] == plan["N"]
-        assert record["D"] == int(record["D"]) == pytest.approx(plan["D"], rel=0.2)  # as they were, not as planned
+        assert record["D"] == int(record["D"]) == pytest.approx(plan["D"], rel=0.2)  # as trained, not as planned
         assert record["C"] / record["D"] == pytest.approx(plan["C"] / plan["D"])
-        whole = [value for name, value in record["held_out"].items() if "|" not in name]
-        assert min(whole) < record["loss"] < max(whole)
+        terms = [value for name, value in record["held_out"].items() if "|" not in name]
+        assert min(terms) < record["loss"] < max(terms)
     before = (grid / "records.jsonl").read_text()
     assert command("sweep", grid) == 0
     assert "all 4 runs are finished" in capsys.readouterr().out
@@ -72,14 +73,15 @@ def _trains_in(process: Path, folder: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed(world: list[str], tmp_path: Path, capsys) -> None:
     grid = tmp_path / "grid"
     words = ("--low", "2e9", "--high", "2.1e9", "--budgets", "2", "--sizes", "1", "--tokens-per-parameter", "0.01,1e6")
     assert command("plan", "grid", "proxy", *words, "--out", grid, *world, "save_every=50") == 0
     sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
     process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    began = time.monotonic()
-    while not list(grid.glob("runs/*/checkpoints/step-*")) and time.monotonic() - began < 120:
+    started = time.monotonic()
+    while not list(grid.glob("runs/*/checkpoints/step-*")) and time.monotonic() - started < 120:
         time.sleep(0.05)
     os.kill(process.pid, 9)
     process.communicate()
@@ -89,13 +91,14 @@ def test_a_killed_run_is_resumed(world: list[str], tmp_path: Path, capsys) -> No
         time.sleep(0.05)
     assert not (grid / "records.jsonl").exists()
     for claim in (grid / "claims").glob("[!.]*"):
-        os.utime(claim, (0, 0))  # as if a minute had passed
+        os.utime(claim, (0, 0))  # expired
     capsys.readouterr()
     assert command("sweep", grid) == 0
-    assert "going on after step" in next(grid.glob("runs/2e+09*.log")).read_text()
+    assert "resuming at step" in next(grid.glob("runs/2e+09*.log")).read_text()
     assert len((grid / "records.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_failed_runs_are_reported_and_the_others_finished(world: list[str], tmp_path: Path, capsys) -> None:
     grid = tmp_path / "grid"
     assert command("plan", "grid", "proxy", *SMALL, "--sizes", "2", "--out", grid, *world) == 0
@@ -105,14 +108,15 @@ def test_failed_runs_are_reported_and_the_others_finished(world: list[str], tmp_
     (grid / "grid.json").write_text(json.dumps(content))
     capsys.readouterr()
     assert command("sweep", grid) == 2
-    said = capsys.readouterr()
-    assert "2 of 4 runs are finished, 2 failed" in said.err
-    assert "unknown key 'optimizer.nothing'" in said.err
-    assert ".log)" in said.err
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert "2 of 4 runs are finished, 2 failed" in output.err
+    assert "unknown key 'optimizer.nothing'" in output.err
+    assert ".log)" in output.err
+    assert output.err.count("\n") == 1
     assert len((grid / "records.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_recorded(world: list[str], tmp_path: Path, capsys) -> None:
     grid = tmp_path / "grid"
     harsh = ["optimizer.lr=1e30", "optimizer.clip=none"]
@@ -125,22 +129,25 @@ def test_a_diverged_run_is_recorded(world: list[str], tmp_path: Path, capsys) ->
     assert "holds no runs with a finite loss" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_sweep_lets_its_run_save(world: list[str], tmp_path: Path, number: int) -> None:
     grid = tmp_path / "grid"
     words = ("--low", "5e10", "--high", "6e10", "--budgets", "2", "--sizes", "1", *SMALL[-2:])
     assert command("plan", "grid", "proxy", *words, "--out", grid, *world, "save_every=100000", "log_every=1") == 0
     sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
-    # What runs in the background of a script ignores Ctrl-C, and so would what it starts.
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeds)
-    began = time.monotonic()
-    while not any("step" in log.read_text() for log in grid.glob("runs/*.log")) and time.monotonic() - began < 120:
+    # Background processes of a script ignore SIGINT, and so would their children.
+    default_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=default_sigint
+    )
+    started = time.monotonic()
+    while not any("step" in log.read_text() for log in grid.glob("runs/*.log")) and time.monotonic() - started < 120:
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == (130 if number == signal.SIGINT else 75)
-    assert "the same command resumes" in said
+    assert "the same command resumes" in output
     assert "saved step" in next(grid.glob("runs/*.log")).read_text()
     assert list(grid.glob("runs/*/checkpoints/step-*"))
 
@@ -149,7 +156,7 @@ def test_a_stopped_sweep_lets_its_run_save(world: list[str], tmp_path: Path, num
     ("change", "message"),
     [
         (["validation_data="], "compared on validation data: add validation_data="),
-        (["data="], "names no data; add data=FOLDER"),
+        (["data="], "the recipe 'proxy' names no data"),
         (["data=nowhere"], "nowhere holds no dataset"),
     ],
 )
@@ -187,6 +194,6 @@ def test_damaged_records_and_grids_are_refused(world: list[str], tmp_path: Path,
 )
 def test_wrong_folders_are_reported_in_one_line(words: list[str], message: str, capsys) -> None:
     assert command(*words) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1

@@ -67,7 +67,7 @@ def test_a_model_that_the_hub_does_not_have(here: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", missing)
     with pytest.raises(
-        CheckpointError, match="the hub has no model 'some/model' for you .*404 Not Found for some/model"
+        CheckpointError, match=r"the hub has no model 'some/model' for you .*404 Not Found for some/model"
     ):
         download("some/model", revision=None, cache_dir=None, token=None)
 

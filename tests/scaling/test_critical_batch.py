@@ -53,7 +53,7 @@ def test_resamples_of_too_few_numbers_of_steps_are_left_out_and_counted() -> Non
     found = bootstrap(SEQUENCES, steps, losses, resamples=30)
     assert 0 < found.left_out < 30
     assert found.resamples + found.left_out == 30
-    with pytest.raises(UserError, match="None of 1 resamples of 4 points"):
+    with pytest.raises(UserError, match="none of 1 resamples of 4 points"):
         bootstrap(SEQUENCES, steps, losses, resamples=1, seed=3)
 
 
@@ -98,7 +98,7 @@ def test_noise_alone_is_no_bend() -> None:
     [
         ([10, 20, 40, -80], [3, 2, 2, 2], "steps must be positive and finite, got -80.0 in run 3"),
         ([10, 20, 40, 80], [3, np.nan, 2, 2], "losses must be positive and finite, got nan in run 1"),
-        ([10, 20, 40, 80], [np.inf, 2, 2, 2], "Leave runs that diverged out"),
+        ([10, 20, 40, 80], [np.inf, 2, 2, 2], "Leave out runs that diverged"),
         ([10, 20, 40, 80], [3, 2, 2, -2], "losses must be positive"),
         ([10, 10, 40, 40], [3, 3, 2, 2], "at least 3 numbers of steps, got 2"),
         ([], [], "at least 3 numbers of steps, got 0"),
@@ -112,7 +112,7 @@ def test_wrong_sweeps_are_refused(steps: list, losses: list, message: str) -> No
 
 def test_wrong_options_are_refused() -> None:
     fit = fit_plateau(STEPS, final_losses())
-    with pytest.raises(UserError, match="delta must be a share between 0 and 1, got 0"):
+    with pytest.raises(UserError, match="delta must be a fraction between 0 and 1, got 0"):
         fit.steps_within(0)
     with pytest.raises(UserError, match="tokens_in_sequences must be positive"):
         critical_batch(-1, fit)

@@ -38,7 +38,7 @@ def test_the_best_batch_is_the_least_of_the_law(sequences: float) -> None:
     searched = batches[fit.fit.law.loss(sequences / batches, batches).argmin()]
     assert fit.best_batch(sequences) == pytest.approx(searched, rel=1e-3)
     assert fit.best_batch(sequences) == pytest.approx(sequences**fit.gamma / fit.G)
-    assert fit.best_steps(sequences) == pytest.approx(fit.G * sequences ** (1 - fit.gamma))
+    assert sequences / fit.best_batch(sequences) == pytest.approx(fit.G * sequences ** (1 - fit.gamma))
 
 
 def test_noise_moves_gamma_little() -> None:
@@ -105,7 +105,7 @@ def test_the_interval_of_gamma_without_a_law_holds_it() -> None:
         widths.append(high - low)
     assert hits >= 10
     assert 0.01 < np.mean(widths) < 0.3
-    with pytest.raises(UserError, match="runs that differ in their seed alone"):
+    with pytest.raises(UserError, match="runs that differ only in their seed"):
         direct_interval(STEPS, BATCH, final_losses())
 
 
@@ -145,7 +145,7 @@ def test_a_parabola_bent_by_noise_falls_back_to_the_nearest_three() -> None:
         (0, -5.0, "S must be positive and finite, got -5"),
         (1, 0.0, "Bv must be positive and finite, got 0"),
         (2, np.nan, "run 8: the loss is nan"),
-        (2, np.inf, "Leave runs that diverged out"),
+        (2, np.inf, "Leave out runs that diverged"),
     ],
 )
 def test_wrong_numbers_are_refused(column: int, value: float, message: str) -> None:
@@ -180,7 +180,7 @@ def test_wrong_options_are_refused() -> None:
     losses = final_losses()
     with pytest.raises(UserError, match="neighbours must be at least 1, got 0"):
         direct_gamma(STEPS, BATCH, losses, neighbours=0)
-    with pytest.raises(UserError, match="huber is a share"):
+    with pytest.raises(UserError, match="huber is a relative error"):
         fit_drift_horizon(STEPS, BATCH, losses, rounds=0, huber=-1)
     with pytest.raises(UserError, match="tokens_in_sequences must be positive"):
         fit_drift_horizon(STEPS, BATCH, losses, rounds=0).best_batch(-3)

@@ -9,7 +9,7 @@ from triptych.errors import UserError
 from triptych.scaling.fit import compare, fit
 from triptych.scaling.law import ADDITIVE, JOINT, Law
 from triptych.scaling.published import CHINCHILLA
-from triptych.scaling.runs import Runs, runs_of
+from triptych.scaling.runs import Runs, runs_from_columns
 
 # The paper's exponents, and B so that D* = 200 N^(a/b) in billions, as it says.
 PAPER = Law(JOINT, E=1.5, A=2.0, B=200.1 * 2.0 * 0.14 / 0.17, a=0.14, b=0.17)
@@ -34,7 +34,9 @@ SIZES, TOKENS = paper_s_grid()
 def drawn(law: Law, seed: int, noise: float = 0.003, count: int = 262) -> Runs:
     rng = np.random.default_rng(1000 + seed)
     sizes, tokens = SIZES[:count], TOKENS[:count]
-    return runs_of(("N", "D"), sizes, tokens, law.loss(sizes, tokens) * np.exp(noise * rng.standard_normal(count)))
+    return runs_from_columns(
+        ("N", "D"), sizes, tokens, law.loss(sizes, tokens) * np.exp(noise * rng.standard_normal(count))
+    )
 
 
 @pytest.mark.parametrize("law", [PAPER, CHINCHILLA], ids=["joint", "additive"])
@@ -103,7 +105,9 @@ def test_intervals_hold_with_few_runs_too(law: Law, count: int) -> None:
         picks = rng.permutation(len(SIZES))[:count]
         sizes, tokens = SIZES[picks], TOKENS[picks]
         losses = law.loss(sizes, tokens) * np.exp(0.003 * rng.standard_normal(count))
-        low, high = fit(law.form, runs_of(("N", "D"), sizes, tokens, losses), hops=3).interval(lambda each: each.a)
+        low, high = fit(law.form, runs_from_columns(("N", "D"), sizes, tokens, losses), hops=3).interval(
+            lambda each: each.a
+        )
         hits += low <= law.a <= high
     assert hits >= 7
 
@@ -114,7 +118,7 @@ def test_what_is_held_out_was_not_seen() -> None:
     runs = drawn(PAPER, 0, count=40)
     sizes, tokens = np.tile(runs.columns[0], 2), np.concatenate([runs.columns[1], runs.columns[1] * 1.008])
     loss = np.concatenate([runs.loss, runs.loss * 1.001])
-    twice = runs_of(("N", "D"), sizes, tokens, loss)
+    twice = runs_from_columns(("N", "D"), sizes, tokens, loss)
     found = fit(JOINT, twice, rounds=6)
     for each in found.rounds:
         assert len(each.picks) == 8
@@ -130,16 +134,16 @@ def test_laws_that_predict_alike_are_not_told_apart() -> None:
 
 def test_coefficients_that_runs_do_not_decide_are_named() -> None:
     below_the_floor = Law(ADDITIVE, E=1.0, A=2.0, B=3.0, a=0.3, b=0.3).excess(SIZES, TOKENS) - 0.2
-    assert "E" in fit(ADDITIVE, runs_of(("N", "D"), SIZES, TOKENS, below_the_floor), rounds=0).at_bound
+    assert "E" in fit(ADDITIVE, runs_from_columns(("N", "D"), SIZES, TOKENS, below_the_floor), rounds=0).at_bound
     assert fit(ADDITIVE, drawn(CHINCHILLA, 0), rounds=0).at_bound == ()
     rising = SIZES**0.1 * TOKENS**0.1
-    found = fit(ADDITIVE, runs_of(("N", "D"), SIZES, TOKENS, rising), rounds=4, hops=2)
+    found = fit(ADDITIVE, runs_from_columns(("N", "D"), SIZES, TOKENS, rising), rounds=4, hops=2)
     assert found.undecided
     assert all(np.isnan(found.intervals[name][0]) for name in found.undecided)
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(UserError, match="huber is a share of the loss"):
+    with pytest.raises(UserError, match="huber is a relative error"):
         fit(JOINT, drawn(PAPER, 0), huber=0)
     few = Runs(("N", "D"), (SIZES[:5], TOKENS[:5]), np.ones(5))
     with pytest.raises(UserError, match="at least 10 different runs, got 5"):

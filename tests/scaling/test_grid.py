@@ -7,48 +7,48 @@ import pytest
 
 from triptych.errors import UserError
 from triptych.model.flops import count_parameters, flops
-from triptych.recipes import family_of, recipe
-from triptych.recipes.proxy import by_module, of_width
-from triptych.scaling.family import Family, family_for
-from triptych.scaling.grid import Cell, Lengths, budgets_between, cell_of, isoflop_grid
+from triptych.recipes import recipe
+from triptych.recipes.proxy import proxy_of_width, proxy_per_module
+from triptych.scaling.family import ModelFamily, family_members, model_family
+from triptych.scaling.grid import GridPoint, LengthStats, budgets_between, grid_point, isoflop_grid
 from triptych.scaling.law import JOINT, Law
 from triptych.scaling.optimal import Frontier
 from triptych.scaling.published import CHINCHILLA, PAPER
-from triptych.scaling.queue import planned, read_grid, write_grid
+from triptych.scaling.queue import grid_run, read_grid, write_grid
 from triptych.utils.config import override
 from triptych.vocab import paper_vocabulary
 
 VOCABULARY = paper_vocabulary()
-LENGTHS = Lengths(mean=2100.0, context=2600.0)
-MEMBERS = family_of("paper_3b")
+LENGTHS = LengthStats(mean=2100.0, context=2600.0)
+MEMBERS = family_members("paper_3b")
 
 
 def test_the_paper_s_grid() -> None:
-    cells = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, budgets_between(5e18, 1e22, 24), most_sizes=11)
-    assert 250 <= len(cells) <= 264  # the paper: 262
-    assert len({cell.budget for cell in cells}) == 24
-    assert len({cell.key for cell in cells}) == len(cells)
-    for cell in cells:
-        model = cell.config.model
+    points = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, budgets_between(5e18, 1e22, 24), max_sizes=11)
+    assert 250 <= len(points) <= 264  # the paper: 262
+    assert len({point.budget for point in points}) == 24
+    assert len({point.key for point in points}) == len(points)
+    for point in points:
+        model = point.config.model
         assert model.width == 128 * model.num_layers
-        assert count_parameters(model, VOCABULARY).blocks == cell.N
-        assert pytest.approx(cell.D * flops(model, VOCABULARY, LENGTHS.context).training) == cell.C
-        assert pytest.approx(cell.budget, rel=0.002) == cell.C  # steps are whole
-        assert 1 <= cell.tokens_per_parameter <= 2000
-        assert cell.config.num_steps * cell.config.loader.global_batch * LENGTHS.mean == cell.D
+        assert count_parameters(model, VOCABULARY).blocks == point.N
+        assert pytest.approx(point.D * flops(model, VOCABULARY, LENGTHS.context).training) == point.C
+        assert pytest.approx(point.budget, rel=0.002) == point.C  # steps are whole
+        assert 1 <= point.tokens_per_parameter <= 2000
+        assert point.config.num_steps * point.config.loader.global_batch * LENGTHS.mean == point.D
 
 
 def test_hyperparameters_follow_from_the_base() -> None:
-    for cell in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], most_sizes=5):
-        resolved = cell.config.resolved
+    for point in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], max_sizes=5):
+        resolved = point.config.resolved
         assert resolved.kappa == pytest.approx(1, abs=0.01)
-        assert cell.config.transfer.per_module == "paper"
-        assert resolved.ratios[0] == cell.config.model.width / 1024
+        assert point.config.transfer.per_module == "paper"
+        assert resolved.ratios[0] == point.config.model.width / 1024
 
 
 def test_few_sizes_are_spread_over_all_that_fit() -> None:
-    every = [cell.N for cell in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20])]
-    few = [cell.N for cell in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], most_sizes=4)]
+    every = [point.N for point in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20])]
+    few = [point.N for point in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], max_sizes=4)]
     assert len(few) == 4
     assert (few[0], few[-1]) == (every[0], every[-1])
     steps = np.diff(np.log(few))
@@ -62,45 +62,46 @@ def test_budgets() -> None:
     for wrong in ((1e12, 1e10, 3), (0, 1, 3), (1, 2, 1), (1, float("inf"), 3)):
         with pytest.raises(UserError, match="budgets need"):
             budgets_between(*wrong)
-    with pytest.raises(UserError, match="no member of the family has 1 to 2000 tokens per parameter"):
+    with pytest.raises(UserError, match="no model of the family has 1 to 2000 tokens per parameter"):
         isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e9])
 
 
 def test_without_a_base_batch_the_recipe_s_own_is_kept() -> None:
-    cell = cell_of(recipe("paper_base"), VOCABULARY, LENGTHS, 1e19)
-    assert cell is not None
-    assert cell.config.loader.global_batch == 256
+    point = grid_point(recipe("paper_base"), VOCABULARY, LENGTHS, 1e19)
+    assert point is not None
+    assert point.config.loader.global_batch == 256
 
 
 def test_a_budget_below_a_step_has_no_run() -> None:
-    assert cell_of(recipe("paper_3b"), VOCABULARY, LENGTHS, 1e6) is None
+    assert grid_point(recipe("paper_3b"), VOCABULARY, LENGTHS, 1e6) is None
 
 
 def test_widths_of_the_cpu_family() -> None:
     shapes = [
-        (run.model.num_layers, run.model.width) for run in (of_width(by_module(), w) for w in (16, 48, 64, 96, 160))
+        (run.model.num_layers, run.model.width)
+        for run in (proxy_of_width(proxy_per_module(), w) for w in (16, 48, 64, 96, 160))
     ]
     assert shapes == [(1, 16), (2, 48), (2, 64), (3, 96), (5, 160)]
     with pytest.raises(UserError, match="multiple of 16, got 40"):
-        of_width(by_module(), 40)
+        proxy_of_width(proxy_per_module(), 40)
 
 
 def test_a_planned_run_is_the_cell_as_a_command(tmp_path: Path) -> None:
-    """What `triptych train` makes of the words is the configuration that was planned."""
-    for member in (family_of("family")[3], family_of("aspect_8")[3]):
+    """What `triptych train` makes of the words is the configuration that was grid_run."""
+    for member in (family_members("proxy")[3], family_members("aspect_8")[3]):
         name = member.recipe
-        cell = cell_of(member, VOCABULARY, LENGTHS, 3e19 if name.startswith("aspect") else 1e12)
-        assert cell is not None
-        run = planned(cell)
-        assert override(recipe(name), list(run.changes)) == cell.config
+        point = grid_point(member, VOCABULARY, LENGTHS, 3e19 if name.startswith("aspect") else 1e12)
+        assert point is not None
+        run = grid_run(point)
+        assert override(recipe(name), list(run.changes)) == point.config
         assert run.command(tmp_path)[:2] == ["train", name]
         assert run.command(tmp_path)[-2:] == ["--out", str(tmp_path / "runs" / run.name)]
         assert " " not in run.name
 
 
 def test_a_grid_is_kept_as_it_began(tmp_path: Path) -> None:
-    cells = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e19, 1e20], most_sizes=2)
-    runs = [planned(cell) for cell in cells]
+    points = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e19, 1e20], max_sizes=2)
+    runs = [grid_run(point) for point in points]
     write_grid(tmp_path / "grid", runs)
     assert read_grid(tmp_path / "grid") == runs
     write_grid(tmp_path / "grid", runs)
@@ -115,31 +116,31 @@ def test_a_grid_is_kept_as_it_began(tmp_path: Path) -> None:
 
 def test_what_follows_from_the_budget_cannot_be_changed() -> None:
     with pytest.raises(UserError, match="num_steps follows from the budget"):
-        family_for("aspect_8", ["num_steps=10"])
+        model_family("aspect_8", ["num_steps=10"])
 
 
-@pytest.mark.parametrize(("recipe", "budget"), [("aspect_8", 1e20), ("aspect_8", 3e22), ("family", 1e13)])
+@pytest.mark.parametrize(("recipe", "budget"), [("aspect_8", 1e20), ("aspect_8", 3e22), ("proxy", 1e13)])
 def test_the_member_for_a_budget_has_the_least_loss(recipe: str, budget: float) -> None:
     """By any law: exact FLOPs of every member, the law itself, no frontier."""
-    family = family_for(recipe)
-    sizes, tokens = np.array(family.sizes, float), budget / np.array(family.per_token)
+    family = model_family(recipe)
+    sizes, tokens = np.array(family.sizes, float), budget / np.array(family.exact_flops)
     for law in (CHINCHILLA, Law(JOINT, E=1.5, A=2.0, B=330.0, a=0.14, b=0.17)):
-        cell = chosen(family, Frontier.of(law), budget)
-        assert cell is not None
+        point = chosen(family, Frontier.from_law(law), budget)
+        assert point is not None
         losses = law.excess(sizes, tokens)
-        assert losses[family.sizes.index(cell.N)] <= 1.002 * losses.min()  # CPU sizes lie a factor of two apart
-    assert recipe == "family" or chosen(family, PAPER, 1e12) is None
+        assert losses[family.sizes.index(point.N)] <= 1.002 * losses.min()  # CPU sizes lie a factor of two apart
+    assert recipe == "proxy" or chosen(family, PAPER, 1e12) is None
 
 
-def chosen(family: Family, frontier: Frontier, budget: float) -> Cell | None:
-    best = frontier.optimum(budget, family.smooth)
+def chosen(family: ModelFamily, frontier: Frontier, budget: float) -> GridPoint | None:
+    best = frontier.optimum(budget, family.flops_per_token)
     assert best is not None
     return family.nearest(best, frontier)
 
 
 def test_two_views_of_a_token_cost_twice() -> None:
-    plain, twice = family_for("aspect_8"), family_for("aspect_8", ["complementary_masks=true"])
-    assert twice.per_token == pytest.approx([2 * each for each in plain.per_token])
+    plain, twice = model_family("aspect_8"), model_family("aspect_8", ["complementary_masks=true"])
+    assert twice.exact_flops == pytest.approx([2 * each for each in plain.exact_flops])
     one, two = chosen(plain, PAPER, 1e20), chosen(twice, PAPER, 2e20)
     assert one is not None
     assert two is not None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
 
 from triptych.errors import UserError
-from triptych.scaling.law import ADDITIVE, FORMS, JOINT, NOISE, Law, form_named
+from triptych.scaling.law import ADDITIVE, FORMS, JOINT, NOISE, Law, find_form
 
 MEANS = (float(np.log(3e8)), float(np.log(2e10)))
 X, Z = np.array([-3.0, -1, 0, 0.5, 2, 4]), np.array([1.0, -4, 0, 3, -1, 2])
@@ -28,7 +28,7 @@ def test_the_gradient_is_that_of_the_value(theta: np.ndarray, name: str) -> None
 @settings(max_examples=60, deadline=None)
 def test_parameters_and_coefficients_are_the_same_law(theta: np.ndarray, name: str) -> None:
     form = FORMS[name]
-    law = Law.at(form, theta, MEANS)
+    law = Law.from_theta(form, theta, MEANS)
     first, second = np.exp(MEANS[0] + X), np.exp(MEANS[1] + Z)
     assert np.log(law.loss(first, second)) == pytest.approx(form.log_loss(theta, X, Z)[0], rel=1e-9, abs=1e-9)
 
@@ -46,9 +46,9 @@ def test_the_formulas() -> None:
 
 def test_raw_coefficients_are_those_of_papers() -> None:
     n, d = 7e9, 1.4e11
-    law = Law.raw(ADDITIVE, E=1.8172, A=482.01, B=2085.43, a=0.3478, b=0.3658)
+    law = Law.from_raw(ADDITIVE, E=1.8172, A=482.01, B=2085.43, a=0.3478, b=0.3658)
     assert law.loss(n, d) == pytest.approx(1.8172 + 482.01 / n**0.3478 + 2085.43 / d**0.3658)
-    joint = Law.raw(JOINT, E=1.0, A=5e3, B=8e7, a=0.14, b=0.17)
+    joint = Law.from_raw(JOINT, E=1.0, A=5e3, B=8e7, a=0.14, b=0.17)
     assert joint.loss(n, d) == pytest.approx(1 + (5e3 * n ** (-0.14 / 0.17) + 8e7 / d) ** 0.17)
 
 
@@ -69,4 +69,4 @@ def test_json_is_the_same_law_again() -> None:
     with pytest.raises(UserError, match="expected positive coefficients"):
         Law.from_json({**law.as_json, "A": -1.0})
     with pytest.raises(UserError, match="Did you mean 'joint'"):
-        form_named("jont")
+        find_form("jont")

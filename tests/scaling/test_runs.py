@@ -8,7 +8,7 @@ import pytest
 
 from triptych.errors import UserError
 from triptych.scaling.published import CHINCHILLA
-from triptych.scaling.runs import read_runs, runs_of
+from triptych.scaling.runs import read_runs, runs_from_columns
 
 SIZES = np.repeat([1e8, 3e8, 1e9, 3e9], 4)
 TOKENS = np.tile([2e9, 8e9, 3e10, 1e11], 4)
@@ -49,7 +49,7 @@ def test_columns_under_other_names_and_units(tmp_path: Path) -> None:
         read_runs(path, unit=1e9)
     with pytest.raises(UserError, match=r"has no column 'fnal'\. Did you mean 'final'"):
         read_runs(path, called={"loss": "fnal"}, unit=1e9)
-    with pytest.raises(UserError, match="--columns knows N, D, loss, C, got 'M'"):
+    with pytest.raises(UserError, match="--columns accepts N, D, loss, C, got 'M'"):
         read_runs(path, called={"M": "final"})
 
 
@@ -70,14 +70,14 @@ def test_tokens_follow_from_flops(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [1e-15, 1e6])
 def test_flops_of_another_unit_are_refused(tmp_path: Path, factor: float) -> None:
     rows = [{**row, "C": 6 * row["N"] * row["D"] * factor} for row in ROWS]
-    with pytest.raises(UserError, match=r"row 1: C is .*, and 6 N D is .*: it must be the FLOPs of the whole run"):
+    with pytest.raises(UserError, match=r"row 1: C is .*, but 6 N D is .*\. C must be the FLOPs of the whole run"):
         read_runs(csv_of(tmp_path / "runs.csv", rows))
 
 
 def test_the_worst_can_be_left_out(tmp_path: Path) -> None:
     runs = read_runs(csv_of(tmp_path / "runs.csv", ROWS), drop_worst=3)
     assert sorted(runs.loss) == pytest.approx(sorted(LOSS)[:-3])
-    with pytest.raises(UserError, match="holds no runs that did not diverge"):
+    with pytest.raises(UserError, match="holds no runs with a finite loss"):
         read_runs(tmp_path / "runs.csv", drop_worst=40)
     assert list(runs.loss) == [loss for loss in LOSS if loss in runs.loss]  # in the order of the file
 
@@ -85,15 +85,15 @@ def test_the_worst_can_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({5: {"loss": "nan"}}, "row 6: the loss is nan. Leave runs that diverged out, or give --skip-diverged"),
+        ({5: {"loss": "nan"}}, "row 6: the loss is nan. Leave out runs that diverged, or use --skip-diverged"),
         ({5: {"loss": ""}}, "row 6: the loss is nan"),
         ({5: {"loss": "inf"}}, "row 6: the loss is inf"),
         ({5: {"loss": -1.0}}, "row 6: the loss is -1"),
-        ({5: {"loss": "1,5"}}, "row 6 has more cells than the header has names"),
+        ({5: {"loss": "1,5"}}, "row 6 has more points than the header has names"),
         ({5: {"N": "80M"}}, "row 6: N must be a number, got '80M'"),
-        ({5: {"N": 0.08}}, r"row 6: N is 0.08, and no run has so few parameters. .* if both N and D are in billions"),
+        ({5: {"N": 0.08}}, r"row 6: N is 0.08, too few parameters for a run. .* if both are in billions"),
         ({5: {"N": "1" * 400}}, "row 6: N must be positive and finite, got inf"),
-        ({5: {"D": 300}}, "row 6: D is 300, and no run has so few tokens"),
+        ({5: {"D": 300}}, "row 6: D is 300, too few tokens for a run"),
         ({5: {"D": 0}}, "row 6: D must be positive and finite, got 0"),
         ({5: ROWS[2]}, r"row 3 and row 6 are the same run \(N 1e\+08, D 3e\+10, loss "),
     ],
@@ -119,7 +119,7 @@ def test_n_in_billions_by_mistake(tmp_path: Path) -> None:
     """All of them: the first row is named, and the remedy works."""
     rows = [{**row, "N": row["N"] / 1e9, "D": row["D"] / 1e9} for row in ROWS]
     path = csv_of(tmp_path / "runs.csv", rows)
-    with pytest.raises(UserError, match=r"row 1: N is 0\.1, .* give --unit 1e9"):
+    with pytest.raises(UserError, match=r"row 1: N is 0\.1, .* use --unit 1e9"):
         read_runs(path)
     assert read_runs(path, unit=1e9).columns[1] == pytest.approx(TOKENS)
 
@@ -150,14 +150,14 @@ def test_runs_that_cannot_tell_are_refused(tmp_path: Path, rows: list[dict], mes
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("runs.txt", "N D loss", "unknown kind: expected .csv, .tsv, .json or .jsonl, got '.txt'"),
+        ("runs.txt", "N D loss", "unknown format: expected .csv, .tsv, .json or .jsonl, got '.txt'"),
         ("runs.csv", "", "holds no runs"),
         ("runs.csv", "N,D,loss\n", "holds no runs"),
         ("runs.jsonl", "{", "line 1 is not JSON"),
         ("runs.jsonl", "[1, 2]", "line 1: expected an object with N, D and loss, got"),
         ("runs.json", "{}", "must hold a list of runs, got dict"),
         ("runs.jsonl", '{"key": "a"}\n{"key": "a"}\n', "no column for N"),
-        ("runs.csv", b"\xff\xfe\x00", "is not text in UTF-8"),
+        ("runs.csv", b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
 def test_files_that_are_no_tables_are_refused(tmp_path: Path, name: str, content, message: str) -> None:
@@ -180,8 +180,8 @@ def test_a_run_recorded_twice_is_found_by_its_key(tmp_path: Path) -> None:
 
 
 def test_seeds_are_no_duplicates() -> None:
-    runs = runs_of(("N", "D"), np.tile(SIZES, 2), np.tile(TOKENS, 2), np.concatenate([LOSS, LOSS * 1.01]))
+    runs = runs_from_columns(("N", "D"), np.tile(SIZES, 2), np.tile(TOKENS, 2), np.concatenate([LOSS, LOSS * 1.01]))
     assert len(runs) == 32
-    assert runs.cells.max() == 15
+    assert runs.seed_groups.max() == 15
     with pytest.raises(UserError, match="one number of each kind per run"):
-        runs_of(("N", "D"), SIZES, TOKENS[:3], LOSS)
+        runs_from_columns(("N", "D"), SIZES, TOKENS[:3], LOSS)

@@ -294,6 +294,7 @@ def words(world: Path, out: Path, *more: str) -> list[str]:
     return ["train", "nano", "--out", str(out), *data, *shape, *ends, "log_every=1", *more]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_others_and_all_are_restarted(world: Path, tmp_path: Path) -> None:
     """Two ranks over gloo, started by torch's elastic agent."""
     command = [sys.executable, "-m", "triptych", *words(world, tmp_path / "run", "num_steps=150", "save_every=10")]
@@ -309,9 +310,12 @@ def test_a_killed_rank_ends_the_others_and_all_are_restarted(world: Path, tmp_pa
         children = subprocess.run(["pgrep", "-P", str(agent.pid)], capture_output=True, text=True).stdout.split()
         ranks = [pid for pid in children if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
         os.kill(int(ranks[0]), signal.SIGKILL)
-        assert agent.wait(180) == 0
+        _, errors = agent.communicate(timeout=180)
     finally:
         agent.kill()
+    assert agent.returncode == 0, errors
+    assert errors.count("triptych: a rank has crashed; all ranks resume from the newest checkpoint\n") == 1
+    assert "torch" not in errors
     starts = events(tmp_path / "run", "run")
     assert len(starts) == 2
     assert starts[1]["step"] >= 10

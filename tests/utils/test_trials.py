@@ -57,8 +57,8 @@ def test_what_someone_is_at_is_left_to_them_until_they_are_silent(tmp_path: Path
     claim.parent.mkdir()
     claim.write_text("elsewhere 1")
     assert set(run_trials(tmp_path, TRIALS[:3], square, lambda _: None)) == {"trial 0", "trial 2"}
-    assert records.who_is_at("trial 1") == "elsewhere 1"
-    assert records.who_is_at("trial 0") is None
+    assert records.claimed_by("trial 1") == "elsewhere 1"
+    assert records.claimed_by("trial 0") is None
     silent = time.time() - trials.CLAIM_SECONDS - 1
     os.utime(claim, (silent, silent))
     assert len(run_trials(tmp_path, TRIALS[:3], square, lambda _: None)) == 3
@@ -91,7 +91,7 @@ def test_only_one_takes_over_what_was_abandoned(tmp_path: Path) -> None:
 
         def take(number: int, together: threading.Barrier = together, taken: list = taken) -> None:
             together.wait()
-            if trials._take(claim, f"taker {number}"):
+            if trials.take_claim(claim, f"taker {number}"):
                 taken.append(number)
 
         takers = [threading.Thread(target=take, args=(number,)) for number in range(4)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from triptych.cli.args import positive_int
 from triptych.cli.command import DATA, Command, num_cpus, one_of
 from triptych.errors import UserError, did_you_mean
-from triptych.vocab import Task
 
 _WHEN_STOPPED = "stopped; run the same command again to resume."
 
@@ -14,6 +13,8 @@ _WHEN_STOPPED = "stopped; run the same command again to resume."
 
 
 def _describe_write(parser: argparse.ArgumentParser) -> None:
+    from triptych.vocab import Task
+
     parser.description = """\
 Write the toy dataset as ordinary files: JSONL for text, WebDataset tars for images and speech.
 
@@ -37,6 +38,8 @@ After a stop, the same command resumes."""
 
 
 def _run_write(args: argparse.Namespace) -> None:
+    from triptych.vocab import Task
+
     if args.seed < 0:
         raise UserError(f"--seed must not be negative, got {args.seed}.")
     from rich.console import Console
@@ -85,6 +88,8 @@ After a stop, the same command resumes."""
 
 
 def _run_make(args: argparse.Namespace) -> None:
+    from triptych.vocab import Task
+
     if args.workers < 0:
         raise UserError(f"--workers must not be negative, got {args.workers}.")
     from rich.console import Console

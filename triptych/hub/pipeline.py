@@ -174,7 +174,9 @@ class Pipeline:
     ) -> str:
         """Upload the model to the Hugging Face Hub as OWNER/NAME; returns its address.
 
-        pipe.push_to_hub("me/my-model", dtype="float16")
+        Example:
+
+            pipe.push_to_hub("me/my-model", dtype="float16")
         """
         import tempfile
 
@@ -195,7 +197,9 @@ class Pipeline:
     def text_to_image(self, text: str | list[str], **sampling: Unpack[Sampling]) -> Image.Image | list[Image.Image]:
         """Draw what a text says.
 
-        pipe.text_to_image("two cats", guidance_scale=2.0, seed=1).save("cats.png")
+        Example:
+
+            pipe.text_to_image("two cats", guidance_scale=2.0, seed=1).save("cats.png")
         """
 
         def canvas(prompt: str) -> Canvas:
@@ -275,7 +279,9 @@ class Pipeline:
     ) -> str | list[str]:
         """Answer a question about an image. Several questions about one image are a list of questions.
 
-        pipe.answer("cats.png", "how many cats are there?")
+        Example:
+
+            pipe.answer("cats.png", "how many cats are there?")
         """
         pairs = self._pairs(image, question)
 
@@ -297,7 +303,9 @@ class Pipeline:
     ) -> Audio | list[Audio]:
         """Speak a text. The model chooses the duration unless `seconds` is given.
 
-        pipe.text_to_speech("a picture of three foxes").save("foxes.wav")
+        Example:
+
+            pipe.text_to_speech("a picture of three foxes").save("foxes.wav")
         """
 
         def canvas(prompt: str) -> Canvas:
@@ -316,7 +324,9 @@ class Pipeline:
     ) -> str | list[str]:
         """Write down what is said.
 
-        pipe.transcribe("foxes.wav")
+        Example:
+
+            pipe.transcribe("foxes.wav")
         """
 
         def canvas(recording: AudioLike) -> Canvas:
@@ -335,7 +345,9 @@ class Pipeline:
     ) -> str | list[str]:
         """Continue a text; the result includes it. An empty text gives a new one.
 
-        pipe.complete("there are two", temperature=1.0)
+        Example:
+
+            pipe.complete("there are two", temperature=1.0)
         """
         return self._each(
             text,
@@ -385,7 +397,9 @@ class Pipeline:
     def repainted_box(self, size: tuple[int, int], box: Sequence[int]) -> Box:
         """The pixels that `infill_image` repaints for a box in an image of (width, height): those of whole codes.
 
-        pipe.repainted_box((64, 64), (5, 5, 20, 20))
+        Example:
+
+            pipe.repainted_box((64, 64), (5, 5, 20, 20))
         """
         box, longest, side = check_box(box, size), max(size), self._inputs.codes_per_side
         edges = []
@@ -406,7 +420,9 @@ class Pipeline:
     ) -> str:
         """Fill in the gaps of a text, one token for each `___`; about an image or audio if one is given.
 
-        pipe.infill_text("a picture of ___ red ___", image="cats.png")
+        Example:
+
+            pipe.infill_text("a picture of ___ red ___", image="cats.png")
         """
         if image is not None and audio is not None:
             raise UserError("a text is filled in about an image or about audio, not both.")
@@ -426,7 +442,9 @@ class Pipeline:
     ) -> Audio:
         """Speak an interval (start and end in seconds) of a recording again, following a text if there is one.
 
-        pipe.infill_audio("foxes.wav", (0.4, 0.9), "a picture of three cats")
+        Example:
+
+            pipe.infill_audio("foxes.wav", (0.4, 0.9), "a picture of three cats")
         """
         recording = load_audio(audio)
         span = self._inputs.audio(recording)
@@ -455,7 +473,9 @@ class Pipeline:
     def speech_to_image(self, audio: AudioLike, **sampling: Unpack[Sampling]) -> tuple[str, Image.Image]:
         """Transcribe, then draw: the transcript and the image. `sampling` is for the image.
 
-        transcript, image = pipe.speech_to_image("foxes.wav")
+        Example:
+
+            transcript, image = pipe.speech_to_image("foxes.wav")
         """
         canvas = Canvas(self._inputs.text_to_write(), self._inputs.audio(audio))
         heard = self._run([canvas], Modality.TEXT, _seed_of(sampling))[0]
@@ -467,7 +487,9 @@ class Pipeline:
     ) -> tuple[str, Audio]:
         """Caption, then speak: the text and the audio. `sampling` is for the audio.
 
-        text, audio = pipe.image_to_speech("cats.png")
+        Example:
+
+            text, audio = pipe.image_to_speech("cats.png")
         """
         seen = self._run([self._caption_canvas(image, None, None)], Modality.TEXT, _seed_of(sampling), "caption")[0]
         spoken = Canvas(seen.text, self._inputs.audio_to_speak(seconds), hide_text=True)
@@ -486,9 +508,11 @@ class Pipeline:
     ) -> Any:
         """Make `output` ("text", "image" or "audio") from what is given; `triptych.hub.directions` is the table.
 
-        pipe(output="image", text="two cats")
-        pipe(output="text", image="cats.png", text="how many cats are there?")
-        pipe(output="image", image="cats.png", text="a dog", box=(0, 0, 32, 64))
+        Example:
+
+            pipe(output="image", text="two cats")
+            pipe(output="text", image="cats.png", text="how many cats are there?")
+            pipe(output="image", image="cats.png", text="a dog", box=(0, 0, 32, 64))
         """
         given = {kind: item for kind, item in (("text", text), ("image", image), ("audio", audio)) if item is not None}
         region = next((name for name in ("box", "interval") if options.get(name) is not None), None)
@@ -511,7 +535,9 @@ class Pipeline:
     ) -> list[Canvas]:
         """Fill canvases of any shape: any known or masked span of any modality.
 
-        pipe.fill([Canvas(text, masked(Modality.IMAGE, 16))], SamplingConfig(num_steps=8))
+        Example:
+
+            pipe.fill([Canvas(text, masked(Modality.IMAGE, 16))], SamplingConfig(num_steps=8))
         """
         seeds = list(seed) if isinstance(seed, Sequence) else [int(seed) + i for i in range(len(canvases))]
         if len(seeds) != len(canvases):
