@@ -1,4 +1,4 @@
-"""Every recipe builds, names are found or guessed, and `key.path=value` sets what it says or says why not."""
+"""Every recipe builds; unknown names suggest similar ones; `key.path=value` sets fields or explains errors."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_every_recipe_builds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["scenes", "nano"])
-def test_small_recipes_have_a_loss_that_falls(name: str) -> None:
+def test_the_loss_of_small_recipes_falls(name: str) -> None:
     run = recipe(name)
     model = Transformer(run.model, SMALL)
     initialise(model, run.seed)
@@ -66,7 +66,7 @@ def test_open_ends_of_a_recipe_fit_its_sequences() -> None:
         assert 3 + loader.open_ends.audio + loader.open_ends.text <= loader.seq_len
 
 
-def test_the_papers_recipes_are_of_its_family() -> None:
+def test_the_papers_recipes_have_its_aspect_ratio() -> None:
     assert recipe("aspect_8").model == recipe("paper_base").model
     assert recipe("aspect_24").model == recipe("paper_3b").model
     assert (recipe("paper_base").model.d_ff, recipe("paper_3b").model.d_ff) == (1920, 5632)
@@ -80,10 +80,19 @@ def test_the_papers_recipes_are_of_its_family() -> None:
     assert base.num_steps * base.loader.global_batch * base.loader.seq_len == pytest.approx(13e9, rel=1e-4)
 
 
+def test_the_old_name_of_the_proxy_is_accepted() -> None:
+    """Grids and checkpoints of earlier versions name the recipe `family`."""
+    assert recipe("family") == recipe("proxy")
+    assert recipe("family").recipe == "proxy"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("scene", r"^unknown recipe 'scene'\. Did you mean 'scenes'\? Known: .*nano, paper_3b, paper_base, scenes\.$"),
+        (
+            "scene",
+            r"^unknown recipe 'scene'\. Did you mean 'scenes'\? Known: .*paper_base, proxy, scenes\.$",
+        ),
         ("paper-base", r"Did you mean 'paper_base'"),
         ("aspect8", r"Did you mean 'aspect_8'"),
         ("aspect_0", r"unknown recipe 'aspect_0'"),
@@ -94,7 +103,7 @@ def test_the_papers_recipes_are_of_its_family() -> None:
         pytest.param("aspect_²", r"unknown recipe 'aspect_²'"),
     ],
 )
-def test_an_unknown_recipe_offers_the_nearest(name: str, message: str) -> None:
+def test_an_unknown_recipe_suggests_similar_ones(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         recipe(name)
 
@@ -206,11 +215,11 @@ WRONG = [
     ("loader.task_weights=1", r"loader\.task_weights cannot be set as a whole"),
     ("loader.open_ends.probability=2", r"open_ends needs probabilities between 0 and 1"),
     ("model=big", r"model cannot be set as a whole; set one of its fields \(model\.FIELD=VALUE\)"),
-    ("model.width.x=3", r"'model\.width\.x': width has no fields; write width=VALUE"),
+    ("model.width.x=3", r"'model\.width\.x': model\.width has no fields; write model\.width=VALUE"),
     ("ema_decay=2", r"ema_decay must lie between 0 and 1 or be none, got 2"),
     # Unknown keys: the nearest comes first.
     ("model.widht=64", r"unknown key 'model\.widht'\. Did you mean '(model\.)?width'\?"),
-    ("modle.width=64", r"unknown key 'modle\.width'\. Did you mean 'model'\?"),
+    ("modle.width=64", r"unknown key 'modle\.width'\. Did you mean 'model\.width'\?"),
     ("width=64", r"unknown key 'width'\. Did you mean 'model\.width'\?"),
     ("num_step=64", r"unknown key 'num_step'\. Did you mean 'num_steps'\?"),
     (
@@ -249,13 +258,13 @@ def test_large_numbers_are_exact() -> None:
     assert override(RUN, [f"loader.seed={2**60 + 1}"]).loader.seed == 2**60 + 1
 
 
-def test_values_that_are_right_together_need_no_order() -> None:
+def test_interdependent_values_need_no_order() -> None:
     """Neither step of 128 / 4 heads -> 6 heads of 36 is right alone in this order."""
     run = override(RUN, ["model.num_heads=6", "model.width=216"])
     assert (run.model.num_heads, run.model.width) == (6, 216)
 
 
-def test_json_names_the_kind_of_a_choice() -> None:
+def test_json_has_the_kind_of_a_choice() -> None:
     run = override(RUN, ["corrupt.schedule=polynomial(3)", "loader.layout=padded"])
     found = json.loads(json.dumps(to_json(run)))
     assert found["corrupt"]["schedule"] == {"kind": "polynomial", "power": 3}

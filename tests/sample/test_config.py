@@ -10,6 +10,8 @@ from triptych.errors import UserError
 from triptych.sample.canvas import Canvas, known, masked
 from triptych.sample.config import SAMPLING_PRESETS, SamplingConfig, Use
 from triptych.sample.generate import generate
+from triptych.sample.names import PRESET_NAMES, SAMPLER_NAMES
+from triptych.sample.samplers import SAMPLERS
 from triptych.vocab import Modality
 
 BAD_COUNTS = (0, -3, 2.0, "4", True, math.nan)
@@ -84,3 +86,8 @@ def test_presets_cover_every_modality():
     for preset in SAMPLING_PRESETS.values():
         assert set(Modality) <= set(preset) <= {*Modality, *get_args(Use)}
         assert preset[TEXT].guidance_scale == 1  # no text can be hidden where text is generated
+
+
+def test_light_names_are_those_of_the_tables():
+    assert set(SAMPLER_NAMES) == set(SAMPLERS)
+    assert set(PRESET_NAMES) == set(SAMPLING_PRESETS)

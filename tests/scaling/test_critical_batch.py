@@ -1,4 +1,4 @@
-"""The critical batch comes out of made-up sweeps whose bend is known, and is not claimed where none was seen."""
+"""The critical batch size is recovered from synthetic sweeps, and not claimed outside the sweep."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def final_losses(c: float = 2.5, s0: float = 60, q: float = 1.2, noise: float = 
 
 
 @pytest.mark.parametrize(("s0", "q"), [(60, 1.2), (30, 1.0), (200, 2.0), (300, 4.0), (2000, 0.7)])
-def test_known_coefficients_come_back(s0: float, q: float) -> None:
+def test_known_coefficients_are_recovered(s0: float, q: float) -> None:
     fit = fit_plateau(STEPS, final_losses(s0=s0, q=q))
     assert (fit.c, fit.S0, fit.q) == pytest.approx((2.5, s0, q), rel=1e-6)
     assert fit.steps_within(0.05) == pytest.approx(s0 * 0.05 ** (-1 / q), rel=1e-6)
@@ -28,18 +28,18 @@ def test_the_critical_number_of_steps_is_where_exp_loss_is_one_percent_up() -> N
     assert critical_batch(SEQUENCES, fit, 0.01) * fit.steps_within(0.01) == pytest.approx(SEQUENCES)
 
 
-def test_noise_and_one_bad_run_move_it_little() -> None:
+def test_noise_and_an_outlier_have_little_influence() -> None:
     found = []
     for seed in range(4):
         losses = final_losses(noise=0.003, seed=seed)
         losses[-1] += 0.5  # one of the two longest runs went astray
         found.append(fit_plateau(STEPS, losses).steps_within() / (60 * 0.01 ** (-1 / 1.2)))
     assert found == pytest.approx(np.ones(4), rel=0.15)
-    spoiled = fit_plateau(STEPS, losses, huber=1e6).steps_within() / (60 * 0.01 ** (-1 / 1.2))  # least squares
-    assert abs(spoiled - 1) > 0.3
+    least_squares = fit_plateau(STEPS, losses, huber=1e6).steps_within() / (60 * 0.01 ** (-1 / 1.2))  # least squares
+    assert abs(least_squares - 1) > 0.3
 
 
-def test_the_interval_holds_the_truth_and_is_the_same_again() -> None:
+def test_the_interval_covers_the_truth_and_is_deterministic() -> None:
     truth = SEQUENCES / (60 * 0.01 ** (-1 / 1.2))
     found = [bootstrap(SEQUENCES, STEPS, final_losses(noise=0.005, seed=k), resamples=50) for k in range(4)]
     assert sum(each.low <= truth <= each.high for each in found) >= 3
@@ -86,7 +86,7 @@ def test_without_noise_a_flat_sweep_is_not_bracketed_and_a_bent_one_is() -> None
     assert not fit_plateau(STEPS, final_losses()).is_bracketed(delta=1e-4)  # 0.01 % needs more steps than were tried
 
 
-def test_noise_alone_is_no_bend() -> None:
+def test_noise_is_not_taken_for_a_bend() -> None:
     fits = [fit_plateau(STEPS, final_losses(s0=1e-9, noise=0.03, seed=seed)) for seed in range(6)]
     inside = [fit.fewest_steps <= fit.steps_within() <= fit.most_steps for fit in fits]
     assert any(inside)  # the curve may follow the noise

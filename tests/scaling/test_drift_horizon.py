@@ -1,4 +1,4 @@
-"""The drift-horizon law and its gamma come out of made-up sweeps; what a sweep cannot tell is flagged."""
+"""The drift-horizon law and gamma are recovered from synthetic sweeps; unidentified ones are flagged."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def final_losses(noise: float = 0.0, seed: int = 0, **changes: float) -> np.ndar
 @pytest.mark.parametrize(
     "changes", [{}, {"alpha": 0.5, "beta": 0.3}, {"alpha": 1.2, "beta": 0.4, "A": 9.0}, {"alpha": 0.05, "E": 0.2}]
 )
-def test_known_coefficients_come_back(changes: dict) -> None:
+def test_known_coefficients_are_recovered(changes: dict) -> None:
     law = LAW | changes
     found = fit_drift_horizon(STEPS, BATCH, final_losses(**changes), rounds=0)
     assert list(found.fit.law.coefficients.values()) == pytest.approx(list(law.values()), rel=1e-4)
@@ -32,7 +32,7 @@ def test_known_coefficients_come_back(changes: dict) -> None:
 
 
 @pytest.mark.parametrize("sequences", [3e3, 1e6])
-def test_the_best_batch_is_the_least_of_the_law(sequences: float) -> None:
+def test_the_best_batch_minimises_the_law(sequences: float) -> None:
     fit = fit_drift_horizon(STEPS, BATCH, final_losses(), rounds=0)
     batches = np.geomspace(1, sequences, 200_001)
     searched = batches[fit.fit.law.loss(sequences / batches, batches).argmin()]
@@ -41,20 +41,20 @@ def test_the_best_batch_is_the_least_of_the_law(sequences: float) -> None:
     assert sequences / fit.best_batch(sequences) == pytest.approx(fit.G * sequences ** (1 - fit.gamma))
 
 
-def test_noise_moves_gamma_little() -> None:
+def test_noise_has_little_influence_on_gamma() -> None:
     fits = [fit_drift_horizon(STEPS, BATCH, final_losses(noise=0.002, seed=seed), rounds=0) for seed in range(3)]
     assert [fit.gamma for fit in fits] == pytest.approx([GAMMA] * 3, abs=0.03)
     assert all(fit.is_identified for fit in fits)
 
 
-def test_one_bad_run_moves_it_little() -> None:
+def test_an_outlier_has_little_influence() -> None:
     losses = final_losses()
     losses[5] *= 1.5
     assert fit_drift_horizon(STEPS, BATCH, losses, rounds=0).gamma == pytest.approx(GAMMA, abs=0.01)
     assert abs(fit_drift_horizon(STEPS, BATCH, losses, rounds=0, huber=1.0).gamma - GAMMA) > 0.01  # least squares
 
 
-def test_the_interval_holds_the_truth_and_is_the_same_again() -> None:
+def test_the_interval_covers_the_truth_and_is_deterministic() -> None:
     losses = final_losses(noise=0.003, seed=1)
     found = fit_drift_horizon(STEPS, BATCH, losses)
     low, high = found.interval
@@ -66,11 +66,11 @@ def test_the_interval_holds_the_truth_and_is_the_same_again() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.003])
 @pytest.mark.parametrize("changes", [{"A": 1e-9}, {"B": 1e-9}, {"A": 1e-9, "B": 1e-9}])
-def test_a_term_that_does_nothing_is_flagged(changes: dict, noise: float) -> None:
+def test_a_term_without_influence_is_flagged(changes: dict, noise: float) -> None:
     assert not fit_drift_horizon(STEPS, BATCH, final_losses(noise=noise, **changes), rounds=0).is_identified
 
 
-def test_the_interval_says_so_too() -> None:
+def test_unidentified_laws_say_so() -> None:
     found = fit_drift_horizon(STEPS, BATCH, final_losses(noise=0.003, B=1e-9), rounds=2)
     assert "not identified" in str(found)
 
@@ -87,7 +87,7 @@ def test_gamma_without_a_law() -> None:
         assert optimum.loss == pytest.approx(float(fit.fit.law.loss(tokens / best, best)), rel=1e-3)
 
 
-def test_gamma_without_a_law_averages_seeds_and_bears_rounded_steps() -> None:
+def test_gamma_without_a_law_averages_seeds_and_tolerates_rounded_steps() -> None:
     steps, batch = np.round(np.tile(STEPS, 4)) + np.repeat([0, 0.1, 0, 0.1], len(STEPS)), np.tile(BATCH, 4)
     losses = np.concatenate([final_losses(noise=0.002, seed=seed) for seed in range(4)])
     found = direct_gamma(steps, batch, losses)
@@ -95,7 +95,7 @@ def test_gamma_without_a_law_averages_seeds_and_bears_rounded_steps() -> None:
     assert found.gamma == pytest.approx(GAMMA, abs=0.05)
 
 
-def test_the_interval_of_gamma_without_a_law_holds_it() -> None:
+def test_the_interval_of_gamma_without_a_law_covers_it() -> None:
     steps, batch = np.tile(STEPS, 2), np.tile(BATCH, 2)
     hits, widths = 0, []
     for seed in range(12):
@@ -157,7 +157,7 @@ def test_wrong_numbers_are_refused(column: int, value: float, message: str) -> N
         direct_gamma(*table)
 
 
-def test_sweeps_that_cannot_tell_are_refused() -> None:
+def test_sweeps_that_do_not_determine_gamma_are_refused() -> None:
     losses = final_losses()
     with pytest.raises(UserError, match="at least 10 different runs, got 4"):
         fit_drift_horizon(STEPS[:4], BATCH[:4], losses[:4])

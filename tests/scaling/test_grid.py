@@ -1,5 +1,7 @@
-"""IsoFLOP grids: every run costs its budget, by the exact count, and follows from the base."""
+"""IsoFLOP grids: every run costs its budget by exact counts, with transferred hyperparameters."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ LENGTHS = LengthStats(mean=2100.0, context=2600.0)
 MEMBERS = family_members("paper_3b")
 
 
-def test_the_paper_s_grid() -> None:
+def test_the_papers_grid() -> None:
     points = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, budgets_between(5e18, 1e22, 24), max_sizes=11)
     assert 250 <= len(points) <= 264  # the paper: 262
     assert len({point.budget for point in points}) == 24
@@ -38,7 +40,7 @@ def test_the_paper_s_grid() -> None:
         assert point.config.num_steps * point.config.loader.global_batch * LENGTHS.mean == point.D
 
 
-def test_hyperparameters_follow_from_the_base() -> None:
+def test_hyperparameters_are_transferred() -> None:
     for point in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], max_sizes=5):
         resolved = point.config.resolved
         assert resolved.kappa == pytest.approx(1, abs=0.01)
@@ -46,7 +48,7 @@ def test_hyperparameters_follow_from_the_base() -> None:
         assert resolved.ratios[0] == point.config.model.width / 1024
 
 
-def test_few_sizes_are_spread_over_all_that_fit() -> None:
+def test_few_sizes_are_spread_over_the_range() -> None:
     every = [point.N for point in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20])]
     few = [point.N for point in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], max_sizes=4)]
     assert len(few) == 4
@@ -66,7 +68,7 @@ def test_budgets() -> None:
         isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e9])
 
 
-def test_without_a_base_batch_the_recipe_s_own_is_kept() -> None:
+def test_without_a_base_batch_the_batch_of_the_recipe_is_used() -> None:
     point = grid_point(recipe("paper_base"), VOCABULARY, LENGTHS, 1e19)
     assert point is not None
     assert point.config.loader.global_batch == 256
@@ -76,7 +78,7 @@ def test_a_budget_below_a_step_has_no_run() -> None:
     assert grid_point(recipe("paper_3b"), VOCABULARY, LENGTHS, 1e6) is None
 
 
-def test_widths_of_the_cpu_family() -> None:
+def test_shapes_of_scaled_proxies() -> None:
     shapes = [
         (run.model.num_layers, run.model.width)
         for run in (proxy_of_width(proxy_per_module(), w) for w in (16, 48, 64, 96, 160))
@@ -86,7 +88,7 @@ def test_widths_of_the_cpu_family() -> None:
         proxy_of_width(proxy_per_module(), 40)
 
 
-def test_a_planned_run_is_the_cell_as_a_command(tmp_path: Path) -> None:
+def test_a_grid_run_is_the_point_as_a_command(tmp_path: Path) -> None:
     """What `triptych train` makes of the words is the configuration that was grid_run."""
     for member in (family_members("proxy")[3], family_members("aspect_8")[3]):
         name = member.recipe
@@ -99,7 +101,7 @@ def test_a_planned_run_is_the_cell_as_a_command(tmp_path: Path) -> None:
         assert " " not in run.name
 
 
-def test_a_grid_is_kept_as_it_began(tmp_path: Path) -> None:
+def test_an_existing_grid_is_not_replaced(tmp_path: Path) -> None:
     points = isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e19, 1e20], max_sizes=2)
     runs = [grid_run(point) for point in points]
     write_grid(tmp_path / "grid", runs)
@@ -114,14 +116,29 @@ def test_a_grid_is_kept_as_it_began(tmp_path: Path) -> None:
         read_grid(tmp_path / "grid")
 
 
-def test_what_follows_from_the_budget_cannot_be_changed() -> None:
+def test_grids_of_earlier_versions_load(tmp_path: Path) -> None:
+    """They name the recipe and its table `family`, and have old keys."""
+    point = grid_point(override(family_members("proxy")[3], ["complementary_masks=true"]), VOCABULARY, LENGTHS, 1e12)
+    assert point is not None
+    run = grid_run(point)
+    changes = [change.replace("per_module=proxy", "per_module=family") for change in run.changes]
+    changes = [change.replace("complementary_masks", "antimask") for change in changes]
+    assert {"transfer.per_module=family", "antimask=true"} <= set(changes)
+    old = {"runs": [{**asdict(run), "recipe": "family", "changes": [*changes, "world=scenes"]}]}
+    (tmp_path / "grid.json").write_text(json.dumps(old))
+    assert read_grid(tmp_path) == [run]
+    write_grid(tmp_path, [run])  # the same grid
+    assert json.loads((tmp_path / "grid.json").read_text()) == old
+
+
+def test_fields_set_by_the_budget_cannot_be_changed() -> None:
     with pytest.raises(UserError, match="num_steps follows from the budget"):
         model_family("aspect_8", ["num_steps=10"])
 
 
 @pytest.mark.parametrize(("recipe", "budget"), [("aspect_8", 1e20), ("aspect_8", 3e22), ("proxy", 1e13)])
-def test_the_member_for_a_budget_has_the_least_loss(recipe: str, budget: float) -> None:
-    """By any law: exact FLOPs of every member, the law itself, no frontier."""
+def test_the_nearest_model_for_a_budget_has_the_lowest_loss(recipe: str, budget: float) -> None:
+    """Checked with the exact FLOPs of every model and the law itself."""
     family = model_family(recipe)
     sizes, tokens = np.array(family.sizes, float), budget / np.array(family.exact_flops)
     for law in (CHINCHILLA, Law(JOINT, E=1.5, A=2.0, B=330.0, a=0.14, b=0.17)):
@@ -138,7 +155,7 @@ def chosen(family: ModelFamily, frontier: Frontier, budget: float) -> GridPoint 
     return family.nearest(best, frontier)
 
 
-def test_two_views_of_a_token_cost_twice() -> None:
+def test_complementary_masks_double_the_cost() -> None:
     plain, twice = model_family("aspect_8"), model_family("aspect_8", ["complementary_masks=true"])
     assert twice.exact_flops == pytest.approx([2 * each for each in plain.exact_flops])
     one, two = chosen(plain, PAPER, 1e20), chosen(twice, PAPER, 2e20)

@@ -1,4 +1,4 @@
-"""Laws say what their formulas say, and their gradients are those of the values."""
+"""Laws agree with their formulas, and gradients with finite differences."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ parameters = st.lists(st.floats(-2, 1), min_size=5, max_size=5).map(np.array)
 
 @given(parameters, st.sampled_from(sorted(FORMS)))
 @settings(max_examples=60, deadline=None)
-def test_the_gradient_is_that_of_the_value(theta: np.ndarray, name: str) -> None:
+def test_gradients_agree_with_finite_differences(theta: np.ndarray, name: str) -> None:
     form = FORMS[name]
     _, slopes = form.log_loss(theta, X, Z)
     for run in range(len(X)):
@@ -26,7 +26,7 @@ def test_the_gradient_is_that_of_the_value(theta: np.ndarray, name: str) -> None
 
 @given(parameters, st.sampled_from(sorted(FORMS)))
 @settings(max_examples=60, deadline=None)
-def test_parameters_and_coefficients_are_the_same_law(theta: np.ndarray, name: str) -> None:
+def test_parameters_and_coefficients_give_the_same_law(theta: np.ndarray, name: str) -> None:
     form = FORMS[name]
     law = Law.from_theta(form, theta, MEANS)
     first, second = np.exp(MEANS[0] + X), np.exp(MEANS[1] + Z)
@@ -44,7 +44,7 @@ def test_the_formulas() -> None:
     assert noise.loss([100.0], [8.0]) == pytest.approx([1.8 + 3 * 100**-0.2 + 2 * 8**-0.3])
 
 
-def test_raw_coefficients_are_those_of_papers() -> None:
+def test_raw_coefficients_are_for_plain_counts() -> None:
     n, d = 7e9, 1.4e11
     law = Law.from_raw(ADDITIVE, E=1.8172, A=482.01, B=2085.43, a=0.3478, b=0.3658)
     assert law.loss(n, d) == pytest.approx(1.8172 + 482.01 / n**0.3478 + 2085.43 / d**0.3658)
@@ -52,7 +52,7 @@ def test_raw_coefficients_are_those_of_papers() -> None:
     assert joint.loss(n, d) == pytest.approx(1 + (5e3 * n ** (-0.14 / 0.17) + 8e7 / d) ** 0.17)
 
 
-def test_when_one_shortage_is_gone_both_forms_are_one() -> None:
+def test_forms_agree_when_one_term_vanishes() -> None:
     joint = Law(JOINT, E=1.0, A=2.0, B=3.0, a=0.3, b=0.5)
     additive = Law(ADDITIVE, E=1.0, A=2.0**0.5, B=3.0**0.5, a=0.3, b=0.5)
     much = 1e40
@@ -61,7 +61,7 @@ def test_when_one_shortage_is_gone_both_forms_are_one() -> None:
     assert joint.loss(1e9, 1e9) < additive.loss(1e9, 1e9)  # (X^2 + Y^2)^(1/2) < X + Y
 
 
-def test_json_is_the_same_law_again() -> None:
+def test_json_round_trip() -> None:
     law = Law(JOINT, E=1.5, A=2.0, B=300.0, a=0.14, b=0.17)
     assert Law.from_json(law.as_json) == law
     with pytest.raises(UserError, match="expected a law"):

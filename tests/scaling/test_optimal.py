@@ -1,4 +1,4 @@
-"""The best size for a budget: closed form, frontier and line search agree, and what the paper prints does not."""
+"""The optimum for a budget: closed form, frontier and line search agree; the paper's printed G does not."""
 
 import numpy as np
 import pytest
@@ -48,13 +48,13 @@ def test_the_same_for_the_additive_law(law: Law, budget: float) -> None:
 
 @pytest.mark.parametrize("law", [CHINCHILLA, Law(JOINT, E=1.5, A=2.0, B=330.0, a=0.14, b=0.17)])
 @pytest.mark.parametrize("per_token", [FlopsPerToken(6, 3e3, 4e6), FlopsPerToken(6, 0, 3e8), FlopsPerToken(5, 2e5, 0)])
-def test_the_frontier_is_right_for_real_counts_too(law: Law, per_token: FlopsPerToken) -> None:
+def test_frontier_and_line_search_agree_for_real_flops(law: Law, per_token: FlopsPerToken) -> None:
     for budget in BUDGETS:
         numeric, found = line_search(law, budget, per_token), Frontier.from_law(law).optimum(budget, per_token)
         assert pytest.approx((numeric.N, numeric.D), rel=1e-3) == (found.N, found.D)
 
 
-def test_what_the_paper_prints_for_g_fails() -> None:
+def test_the_papers_printed_g_is_wrong() -> None:
     """G = bB / (aA), without the exponent tau: off by orders of magnitude, in whatever units."""
     law = Law(JOINT, E=1.5, A=2.0, B=200.1 * 2.0 * 0.14 / 0.17, a=0.14, b=0.17)
     numeric = line_search(law, 1e21)
@@ -67,7 +67,7 @@ def test_what_the_paper_prints_for_g_fails() -> None:
     assert pytest.approx(numeric.N, rel=1e-3) == closed_form(frontier, 1e21).N
 
 
-def test_the_paper_s_numbers() -> None:
+def test_numbers_of_the_paper() -> None:
     """a/b = .14/.17 gives what the paper says in words: 480B tokens at 3B (2.875B), about 2T at 20B; .84 does not."""
     assert float(PAPER.tokens(2.875e9)) == pytest.approx(480e9, rel=0.02)
     assert float(PAPER.tokens(2.875e9)) == pytest.approx(477e9, rel=0.005)
@@ -81,7 +81,7 @@ def test_the_paper_s_numbers() -> None:
 @pytest.mark.parametrize(
     ("size", "tokens"), [(400e6, 44.3e9), (1e9, 111.2e9), (10e9, 1.1e12), (67e9, 7.6e12), (1e12, 114.3e12)]
 )
-def test_quokka_s_own_table(size: float, tokens: float) -> None:
+def test_table_of_quokka(size: float, tokens: float) -> None:
     """Ni et al. (2025), arXiv 2510.03280, table 5, from the law of eq. 13, whose printed coefficients are rounded."""
     assert float(Frontier.from_law(QUOKKA).tokens(size)) == pytest.approx(tokens, rel=0.08)
 
@@ -97,8 +97,8 @@ def test_published_laws_cross_where_the_paper_says() -> None:
     }  # fmt: skip
 
 
-def test_three_parts_are_the_exact_count_of_a_family() -> None:
-    """Of members that were not used to find them, too."""
+def test_fitted_flops_agree_with_exact_counts() -> None:
+    """Also for models that were not fitted."""
     vocabulary, context = paper_vocabulary(), 2600.0
 
     def counted(layers: int) -> tuple[float, float]:
@@ -116,7 +116,7 @@ def test_three_parts_are_the_exact_count_of_a_family() -> None:
     assert float(SIX_N.elasticity(5.0)) == 1
 
 
-def test_counts_of_one_size_are_a_multiple_of_it() -> None:
+def test_flops_of_one_size_are_proportional_to_it() -> None:
     assert FlopsPerToken.fit_to([1e6, 1e6], [8e6, 8e6]) == FlopsPerToken(8.0)
 
 
@@ -127,6 +127,6 @@ def test_wrong_budgets_are_refused(budget: float) -> None:
             ask()
 
 
-def test_a_budget_without_a_best_size_has_none() -> None:
+def test_budgets_without_an_optimum() -> None:
     assert line_search(CHINCHILLA, 1e60) is None
     assert PAPER.optimum(1e3) is None

@@ -1,4 +1,4 @@
-"""Tables of runs: every usual file is read, and what is wrong with one is said in a line."""
+"""Tables of runs: all file formats are read, and errors are reported in one line."""
 
 import json
 from pathlib import Path
@@ -22,13 +22,13 @@ def csv_of(path: Path, rows: list[dict], delimiter: str = ",") -> Path:
     return path
 
 
-def test_all_kinds_of_files_are_the_same_table(tmp_path: Path) -> None:
+def test_all_file_formats_give_the_same_table(tmp_path: Path) -> None:
     jsonl, array = tmp_path / "runs.jsonl", tmp_path / "runs.json"
     jsonl.write_text("".join(json.dumps({"key": str(at), **row}) + "\n\n" for at, row in enumerate(ROWS)))
     array.write_text(json.dumps(ROWS))
     with_mark = tmp_path / "excel.csv"
     with_mark.write_bytes(b"\xef\xbb\xbf" + csv_of(tmp_path / "plain.csv", ROWS).read_bytes().replace(b"\n", b"\r\n"))
-    half = tmp_path / "half.jsonl"  # someone is writing, or was stopped
+    half = tmp_path / "half.jsonl"  # an incomplete last line
     half.write_text(jsonl.read_text() + '{"key": "half", "N": 1e')
     semicolons = csv_of(tmp_path / "semicolons.CSV", ROWS, ";")
     separated = csv_of(tmp_path / "runs.csv", ROWS), csv_of(tmp_path / "runs.tsv", ROWS, "\t"), semicolons
@@ -53,7 +53,7 @@ def test_columns_under_other_names_and_units(tmp_path: Path) -> None:
         read_runs(path, called={"M": "final"})
 
 
-def test_what_is_inside_of_a_field_is_a_column_too(tmp_path: Path) -> None:
+def test_nested_fields_are_columns(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps({**row, "held_out": {"audio": 2 * row["loss"]}}) + "\n" for row in ROWS))
     assert read_runs(path, called={"loss": "held_out.audio"}).loss == pytest.approx(2 * LOSS)
@@ -74,7 +74,7 @@ def test_flops_of_another_unit_are_refused(tmp_path: Path, factor: float) -> Non
         read_runs(csv_of(tmp_path / "runs.csv", rows))
 
 
-def test_the_worst_can_be_left_out(tmp_path: Path) -> None:
+def test_the_highest_losses_can_be_dropped(tmp_path: Path) -> None:
     runs = read_runs(csv_of(tmp_path / "runs.csv", ROWS), drop_worst=3)
     assert sorted(runs.loss) == pytest.approx(sorted(LOSS)[:-3])
     with pytest.raises(UserError, match="holds no runs with a finite loss"):
@@ -89,7 +89,7 @@ def test_the_worst_can_be_left_out(tmp_path: Path) -> None:
         ({5: {"loss": ""}}, "row 6: the loss is nan"),
         ({5: {"loss": "inf"}}, "row 6: the loss is inf"),
         ({5: {"loss": -1.0}}, "row 6: the loss is -1"),
-        ({5: {"loss": "1,5"}}, "row 6 has more points than the header has names"),
+        ({5: {"loss": "1,5"}}, "row 6 has more cells than the header has names"),
         ({5: {"N": "80M"}}, "row 6: N must be a number, got '80M'"),
         ({5: {"N": 0.08}}, r"row 6: N is 0.08, too few parameters for a run. .* if both are in billions"),
         ({5: {"N": "1" * 400}}, "row 6: N must be positive and finite, got inf"),
@@ -98,14 +98,14 @@ def test_the_worst_can_be_left_out(tmp_path: Path) -> None:
         ({5: ROWS[2]}, r"row 3 and row 6 are the same run \(N 1e\+08, D 3e\+10, loss "),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said(tmp_path: Path, change: dict, message: str) -> None:
+def test_errors_in_a_row_are_reported(tmp_path: Path, change: dict, message: str) -> None:
     rows = [{**row, **change.get(at, {})} for at, row in enumerate(ROWS)]
     with pytest.raises(UserError, match=message) as error:
         read_runs(csv_of(tmp_path / "runs.csv", rows))
     assert "\n" not in str(error.value)
 
 
-def test_diverged_runs_are_skipped_if_asked(tmp_path: Path) -> None:
+def test_diverged_runs_can_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(
         "".join(json.dumps({**row, "loss": None if at == 4 else row["loss"]}) + "\n" for at, row in enumerate(ROWS))
@@ -116,7 +116,7 @@ def test_diverged_runs_are_skipped_if_asked(tmp_path: Path) -> None:
 
 
 def test_n_in_billions_by_mistake(tmp_path: Path) -> None:
-    """All of them: the first row is named, and the remedy works."""
+    """The error names the first row, and its remedy works."""
     rows = [{**row, "N": row["N"] / 1e9, "D": row["D"] / 1e9} for row in ROWS]
     path = csv_of(tmp_path / "runs.csv", rows)
     with pytest.raises(UserError, match=r"row 1: N is 0\.1, .* use --unit 1e9"):
@@ -142,7 +142,7 @@ def test_n_in_billions_by_mistake(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_runs_that_cannot_tell_are_refused(tmp_path: Path, rows: list[dict], message: str) -> None:
+def test_runs_that_do_not_determine_a_law_are_refused(tmp_path: Path, rows: list[dict], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_runs(csv_of(tmp_path / "runs.csv", rows))
 
@@ -160,7 +160,7 @@ def test_runs_that_cannot_tell_are_refused(tmp_path: Path, rows: list[dict], mes
         ("runs.csv", b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
-def test_files_that_are_no_tables_are_refused(tmp_path: Path, name: str, content, message: str) -> None:
+def test_other_files_than_tables_are_refused(tmp_path: Path, name: str, content, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message):
@@ -171,7 +171,7 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path, name: str, content
         read_runs(tmp_path)
 
 
-def test_a_run_recorded_twice_is_found_by_its_key(tmp_path: Path) -> None:
+def test_duplicate_keys_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     rows = [{"key": "same" if at in (3, 9) else str(at), **row} for at, row in enumerate(ROWS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -179,7 +179,7 @@ def test_a_run_recorded_twice_is_found_by_its_key(tmp_path: Path) -> None:
         read_runs(path)
 
 
-def test_seeds_are_no_duplicates() -> None:
+def test_runs_with_other_seeds_are_not_duplicates() -> None:
     runs = runs_from_columns(("N", "D"), np.tile(SIZES, 2), np.tile(TOKENS, 2), np.concatenate([LOSS, LOSS * 1.01]))
     assert len(runs) == 32
     assert runs.seed_groups.max() == 15

@@ -1,4 +1,4 @@
-"""The fitted landscape: does it find what is there, is it honest about noise, and does its figure show all of it?"""
+"""The landscape finds the optimum, estimates noise, and its figure is complete."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def test_the_optimum_is_found_beside_a_cliff(records, fitted) -> None:
     assert 0.5 < fitted.optimum["alpha1"] / OPTIMUM["alpha1"] < 2
 
 
-def test_what_is_predicted_holds(fitted) -> None:
+def test_predictions_agree_with_fresh_points(fitted) -> None:
     assert abs(fitted.predicted - bowl(fitted.optimum)) < 4 * fitted.uncertainty + 0.01
     assert 0.3 < fitted.noise / NOISE < 3
     fresh = [record for record in trials(300, seed=2) if record["loss"] is not None and bowl(record) < fitted.cap - 0.1]
@@ -69,33 +69,33 @@ def test_what_is_predicted_holds(fitted) -> None:
     assert np.mean(np.abs(mean - true) < 1.96 * std) > 0.8
 
 
-def test_diverged_trials_are_seen_as_bad_and_not_left_out(records, fitted) -> None:
-    """Where all diverge the prediction is at the cap; a fit without them takes the cliff for a slope."""
+def test_diverged_trials_count_as_the_cap(records, fitted) -> None:
+    """Where all trials diverge, the prediction is near the cap."""
     over = {**OPTIMUM, "lr": 9e-3}
     assert over["lr"] * over["alpha1"] ** -0.3 > 1.2e-2
     at = np.log10([[over[name] for name in NAMES]])
     height = fitted.cap - fitted.predicted
     assert fitted.predict(at)[0][0] > fitted.cap - 0.2 * height
     assert np.isinf(fitted.losses).sum() == sum(record["loss"] is None for record in records)
-    # How bad a loss is does not matter once it is above the cap.
+    # Losses above the cap all count the same.
     worse = [{**r, "loss": 1e6} if r["loss"] is not None and r["loss"] > fitted.cap else r for r in records]
     assert fit(worse).optimum == pytest.approx(fitted.optimum, rel=1e-6)
 
 
-def test_a_fit_is_a_function_of_its_records(records, fitted) -> None:
+def test_a_fit_is_deterministic(records, fitted) -> None:
     again = fit(json.loads(json.dumps(records)))
     assert again.optimum == fitted.optimum
     assert again.predicted == fitted.predicted
 
 
-def test_lengths_from_some_trials_and_the_fit_from_all(records, fitted, monkeypatch) -> None:
-    monkeypatch.setattr(module, "_MOST_FOR_LENGTHS", 90)
+def test_length_scales_from_a_subset_and_the_fit_from_all_trials(records, fitted, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_MAX_FOR_LENGTHS", 90)
     found = fit(records)
     assert found.process.X_train_.shape == (140, 5)
     assert bowl(found.optimum) - 3.2 < 0.1
 
 
-def test_fewer_values_can_be_looked_at() -> None:
+def test_a_landscape_of_one_value() -> None:
     rng = np.random.default_rng(0)
     some = [
         {"width": w, "loss": math.log10(w / 30) ** 2 + 0.01 * rng.standard_normal()} for w in np.geomspace(1, 1e3, 25)
@@ -145,7 +145,7 @@ def test_records_without_a_landscape_are_refused(records, change, message) -> No
 
 
 @pytest.mark.parametrize("missing", ["sklearn.gaussian_process", "matplotlib.figure"])
-def test_without_its_libraries_the_command_is_named(fitted, records, tmp_path, monkeypatch, missing) -> None:
+def test_without_its_libraries_the_install_command_is_shown(fitted, records, tmp_path, monkeypatch, missing) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UserError, match=r"pip install .*\[hpo\]"):
         draw(fit(records), tmp_path / "figure.png") if missing.startswith("sk") else draw(fitted, tmp_path / "a.png")

@@ -1,4 +1,4 @@
-"""The search over multipliers: does it improve, is it rarely fooled, and is it a function of its records alone?"""
+"""The search per module improves, rarely accepts noise, and is a function of its records."""
 
 import contextlib
 import itertools
@@ -19,17 +19,9 @@ import pytest
 from triptych.errors import DataError, UserError
 from triptych.model.transformer import ModelConfig, Transformer, tagged_parameters
 from triptych.recipes import recipe
-from triptych.studies.search_modules import (
-    INCUMBENT,
-    VALUES,
-    ModuleSearch,
-    State,
-    compare,
-    configured,
-    gain,
-    search_modules,
-    state,
-)
+from triptych.studies.compare_tables import compare, paired_gain
+from triptych.studies.search_modules import INCUMBENT, VALUES, ModuleSearch, SearchState, replay, search_modules
+from triptych.studies.table_runs import Evaluate, with_table
 from triptych.transfer.groups import build_param_groups
 from triptych.transfer.per_module import MULTIPLIER_TABLES, Multipliers, MultiplierTable, load_multiplier_table
 from triptych.utils.config import override
@@ -64,17 +56,19 @@ def separable(table: MultiplierTable, seed: int) -> float:
     return true_loss(table) + NOISE * drawn(table, seed)
 
 
-def play(search: ModuleSearch, evaluate: Callable[[MultiplierTable, int], float], num_rounds: int) -> tuple[State, list[dict]]:
+def play(
+    search: ModuleSearch, evaluate: Callable[[MultiplierTable, int], float], num_rounds: int
+) -> tuple[SearchState, list[dict]]:
     """The search without files."""
     records: list[dict] = []
-    while len((now := state(search, records)).rounds) < num_rounds:
+    while len((now := replay(search, records)).rounds) < num_rounds:
         for trial in now.wanted:
             loss = evaluate(search.table(np.array(trial.settings["x"])), trial.settings["seed"])
             records.append({"key": trial.key, **trial.settings, "loss": loss if math.isfinite(loss) else None})
     return now, records
 
 
-def same(one: State, other: State) -> bool:
+def same(one: SearchState, other: SearchState) -> bool:
     return np.array_equal(one.incumbent, other.incumbent) and (one.radius, one.rounds, one.wanted) == (
         other.radius, other.rounds, other.wanted
     )  # fmt: skip
@@ -94,25 +88,25 @@ def test_a_noisy_separable_function_is_improved() -> None:
         assert now.losses[-1] == pytest.approx(true_loss(search.table(now.incumbent)), abs=3 * NOISE)
 
 
-def _incumbents(now: State, records: list[dict]) -> list[np.ndarray]:
+def _incumbents(now: SearchState, records: list[dict]) -> list[np.ndarray]:
     by_key = {record["key"]: np.array(record["x"]) for record in records}
     return [by_key[f"round{each.number}-{each.accepted}-0"] for each in now.rounds if each.accepted is not None]
 
 
-def test_noise_alone_is_seldom_taken_for_progress() -> None:
-    """To take the best of each round at its word would accept in every round."""
+def test_noise_is_rarely_accepted() -> None:
+    """Accepting the best proposal without a retest would accept one in most rounds."""
     accepted = naive = rounds = 0
     for seed in range(16):
         now, _ = play(searching(seed=seed), drawn, 8)
         rounds += len(now.rounds)
         accepted += sum(each.accepted is not None for each in now.rounds)
-        naive += sum(min(each.losses) < np.mean(each.again[INCUMBENT]) - each.margin for each in now.rounds)
+        naive += sum(min(each.losses) < np.mean(each.retests[INCUMBENT]) - each.margin for each in now.rounds)
     assert naive > 0.5 * rounds
     assert accepted < 0.25 * rounds
 
 
-def test_the_mean_of_good_proposals_is_what_makes_progress() -> None:
-    """As the module says; without it, the same number of rounds gets less far."""
+def test_the_mean_of_good_proposals_makes_more_progress() -> None:
+    """Without it, the same number of rounds ends at a higher loss."""
     ends: dict[int, list[float]] = {1: [], 4: []}
     for num_mixed, found in ends.items():
         for seed in range(4):
@@ -121,7 +115,7 @@ def test_the_mean_of_good_proposals_is_what_makes_progress() -> None:
     assert statistics.mean(ends[4]) < 0.8 * statistics.mean(ends[1])
 
 
-def test_the_rounds_keep_to_the_rule() -> None:
+def test_rounds_follow_the_algorithm() -> None:
     search = searching(seed=1)
     now, records = play(search, separable, 10)
     losses = {record["key"]: record["loss"] for record in records}
@@ -132,17 +126,17 @@ def test_the_rounds_keep_to_the_rule() -> None:
         assert each.radius == pytest.approx(radius)
         assert each.losses == tuple(losses[f"round{number}-{index}"] for index in range(16))
         best = sorted(range(16), key=lambda index: each.losses[index])
-        assert list(each.again) == [INCUMBENT, "best", "mean", "twice"]
+        assert list(each.retests) == [INCUMBENT, "best", "mean", "twice"]
         assert np.array_equal(points[f"round{number}-{INCUMBENT}-1"], incumbent)
         assert np.array_equal(points[f"round{number}-best-0"], points[f"round{number}-{best[0]}"])
         step = np.mean([points[f"round{number}-{index}"] - incumbent for index in best[:4]], axis=0)
         assert points[f"round{number}-mean-0"] == pytest.approx(incumbent + step, abs=1e-5)
         assert points[f"round{number}-twice-2"] == pytest.approx(search.clip(incumbent + 2 * step), abs=1e-5)
-        groups_of_losses += [list(group) for group in each.again.values()]
+        groups_of_losses += [list(group) for group in each.retests.values()]
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups_of_losses)
         std = math.sqrt(squares / sum(len(group) - 1 for group in groups_of_losses))
         assert each.margin == pytest.approx(1.5 * std * math.sqrt(2 / 3))
-        means = {name: statistics.fmean(group) for name, group in each.again.items()}
+        means = {name: statistics.fmean(group) for name, group in each.retests.items()}
         top = min(("best", "mean", "twice"), key=means.__getitem__)
         if means[top] < means[INCUMBENT] - each.margin:
             assert each.accepted == top
@@ -156,7 +150,7 @@ def test_the_rounds_keep_to_the_rule() -> None:
     seeds = {record["key"]: record["seed"] for record in records}
     for number, each in enumerate(now.rounds):
         assert len({seeds[f"round{number}-{index}"] for index in range(16)}) == 1
-        again = [[seeds[f"round{number}-{name}-{k}"] for k in range(3)] for name in each.again]
+        again = [[seeds[f"round{number}-{name}-{k}"] for k in range(3)] for name in each.retests]
         assert all(each == again[0] for each in again)
         assert len({*again[0], seeds[f"round{number}-0"]}) == 4
     assert len(set(seeds.values())) == 10 * 4
@@ -167,9 +161,9 @@ def test_a_search_is_a_function_of_its_records() -> None:
     now, records = play(search, separable, 4)
     shuffled = json.loads(json.dumps(records))
     random.Random(0).shuffle(shuffled)
-    assert same(state(search, shuffled), now)
+    assert same(replay(search, shuffled), now)
     twice = shuffled + [{**record, "loss": -100.0} for record in records]  # the first result of a trial counts
-    assert same(state(search, twice), now)
+    assert same(replay(search, twice), now)
     again, _ = play(search, separable, 4)
     assert same(again, now)
     other, _ = play(searching(seed=3), separable, 4)
@@ -179,7 +173,7 @@ def test_a_search_is_a_function_of_its_records() -> None:
 class Interrupted:
     """Runs that count, and stop the process after some."""
 
-    def __init__(self, evaluate: Callable[[MultiplierTable, int], float], after: int):
+    def __init__(self, evaluate: Evaluate, after: int):
         self.evaluate, self.left, self.seen = evaluate, after, Counter[tuple[str, int]]()
 
     def __call__(self, table: MultiplierTable, seed: int) -> float:
@@ -193,7 +187,7 @@ class Interrupted:
 SMALL: dict[str, object] = {"num_proposals": 5, "num_mixed": 2, "num_retest_seeds": 2, "seed": 4}
 
 
-def test_an_interrupted_search_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes_to_the_same_result(tmp_path: Path) -> None:
     search = searching(**SMALL)
     whole, records = play(search, separable, 4)
     seen: Counter = Counter()
@@ -204,15 +198,15 @@ def test_an_interrupted_search_goes_on_to_the_same_end(tmp_path: Path) -> None:
         seen += run.seen
     assert same(now, whole)
     assert len(seen) == len(records) == 4 * (5 + 4 * 2)
-    assert set(seen.values()) == {1}, "something was run twice"
-    assert same(state(search, TrialRecords(tmp_path)), whole)
+    assert set(seen.values()) == {1}, "a run was repeated"
+    assert same(replay(search, TrialRecords(tmp_path)), whole)
 
 
 def test_processes_share_the_runs_of_a_round(tmp_path: Path) -> None:
     search = searching(**SMALL)
     whole, records = play(search, separable, 3)
     runs = [Interrupted(separable, 1000) for _ in range(2)]
-    found: dict[int, State] = {}
+    found: dict[int, SearchState] = {}
     lines: list[str] = []
 
     def work(index: int) -> None:
@@ -228,7 +222,7 @@ def test_processes_share_the_runs_of_a_round(tmp_path: Path) -> None:
     total = runs[0].seen + runs[1].seen
     assert set(total.values()) == {1}
     assert len(total) == len(records)
-    assert min(len(run.seen) for run in runs) > 2, "one did it all"
+    assert min(len(run.seen) for run in runs) > 2, "one process did all runs"
     assert sum(line.startswith("round 2, region") for line in lines) == 2
 
 
@@ -236,10 +230,10 @@ def test_records_of_another_search_are_refused(tmp_path: Path) -> None:
     search_modules(searching(**SMALL), separable, tmp_path, 1, lambda line: None)
     for other in (searching(**{**SMALL, "seed": 5}), searching(**SMALL, roles=("embed", "mlp_fc1"))):
         with pytest.raises(DataError, match="another search"):
-            state(other, TrialRecords(tmp_path))
+            replay(other, TrialRecords(tmp_path))
 
 
-def test_diverged_runs_are_never_accepted() -> None:
+def test_diverged_candidates_are_never_accepted() -> None:
     """A cliff right beside the start, in a direction that otherwise pays off."""
     column, row = VALUES.index("lr"), 0
 
@@ -254,14 +248,14 @@ def test_diverged_runs_are_never_accepted() -> None:
     assert sum(record["loss"] is None for record in records) > 20
     assert now.incumbent[row, column] <= 0.1
     assert any(each.accepted is not None for each in now.rounds)
-    assert all(np.isfinite(each.again[each.accepted]).all() for each in now.rounds if each.accepted is not None)
+    assert all(np.isfinite(each.retests[each.accepted]).all() for each in now.rounds if each.accepted is not None)
 
 
-def test_a_round_without_survivors_shrinks_the_region_and_a_diverged_start_is_left() -> None:
+def test_all_proposals_diverged_shrinks_the_region_and_a_diverged_start_is_replaced() -> None:
     search = searching(**SMALL)
     now, records = play(search, lambda table, seed: 1.0 if np.allclose(logs(table), 0) else math.inf, 2)
     assert [each.accepted for each in now.rounds] == [None, None]
-    assert all(not each.again for each in now.rounds)
+    assert all(not each.retests for each in now.rounds)
     assert len(records) == 2 * 5
     assert now.radius == pytest.approx(0.75**2 * math.log(1.5))
     assert np.array_equal(now.incumbent, search.zeros)
@@ -290,10 +284,10 @@ def test_no_proposal_leaves_the_bounds_or_makes_a_beta_negative(betas, start) ->
                 for forgets in (own.alpha1 * (1 - betas[0]), own.alpha2 * (1 - betas[1])):
                     assert forgets < 0.991
                     limits_met += forgets > 0.98
-    assert limits_met > 0, "the limit was never in the way, so this has tested nothing"
+    assert limits_met > 0, "the limit was never reached, so nothing was tested"
 
 
-def test_the_search_is_for_factors_on_top_of_a_table() -> None:
+def test_multipliers_apply_on_top_of_the_start_table() -> None:
     start = MULTIPLIER_TABLES["scenes"]
     search = ModuleSearch(roles=("embed_text", "attn_qkv"), beta1=0.9, beta2=0.98, start=start)
     unchanged = search.table(search.zeros)
@@ -316,7 +310,7 @@ def test_the_search_is_for_factors_on_top_of_a_table() -> None:
         ModuleSearch(roles=("norm1",), beta1=0.9, beta2=0.95, start=MULTIPLIER_TABLES["paper"], depth_bins=3)
 
 
-def test_the_table_found_loads_back_and_a_recipe_takes_it(tmp_path: Path) -> None:
+def test_a_table_is_saved_loaded_and_used_by_a_run(tmp_path: Path) -> None:
     nano = override(recipe("nano"), ["model.width=16", "model.num_heads=2", "model.d_ff=24"])
     model = Transformer(nano.resolved.scaled_shape, Vocabulary(text=11, image=7, audio=5))
     roles = tuple(dict.fromkeys(weight.role for weight in tagged_parameters(model)))
@@ -331,14 +325,14 @@ def test_the_table_found_loads_back_and_a_recipe_takes_it(tmp_path: Path) -> Non
     assert len(build_param_groups(run.resolved, tagged_parameters(model))) > len(roles)
 
     changed = replace(nano, transfer=replace(nano.transfer, multipliers={"embed": {"lr": 7.0}}))
-    mine = configured(changed, table, seed=3, folder=tmp_path / "tables")
+    mine = with_table(changed, table, seed=3, folder=tmp_path / "tables")
     assert mine.transfer.table == table
     assert (mine.seed, mine.loader.seed) == (3, 3)
-    assert mine == configured(changed, table, seed=3, folder=tmp_path / "tables")
+    assert mine == with_table(changed, table, seed=3, folder=tmp_path / "tables")
     assert len(list((tmp_path / "tables").iterdir())) == 1
 
 
-def test_a_comparison_pairs_seeds_that_no_search_has_seen(tmp_path: Path) -> None:
+def test_a_comparison_uses_the_same_fresh_seeds(tmp_path: Path) -> None:
     search = searching(**SMALL)
     found = search.table(np.clip(TARGETS, -1, 1))
     seeds = Counter[int]()
@@ -356,7 +350,7 @@ def test_a_comparison_pairs_seeds_that_no_search_has_seen(tmp_path: Path) -> Non
     truth = true_loss(search.table(search.zeros)) - true_loss(found)
     assert set(seeds.values()) == {2}
     assert len(seeds) == 6
-    paired = gain(result["found"], result["none"])
+    paired = paired_gain(result["found"], result["none"])
     assert paired.mean == pytest.approx(truth)
     assert paired.standard_error < 1e-6 < 0.5 < result["found"].standard_error
     assert result["none"].mean - result["found"].mean == pytest.approx(truth)
@@ -370,12 +364,12 @@ def test_a_comparison_pairs_seeds_that_no_search_has_seen(tmp_path: Path) -> Non
     assert sum(seeds.values()) == 18  # those of "none" are there
 
 
-def test_a_comparison_with_diverged_runs_says_so(tmp_path: Path) -> None:
+def test_a_comparison_reports_diverged_runs(tmp_path: Path) -> None:
     tables = {"none": MultiplierTable(), "found": MultiplierTable({"embed": Multipliers(lr=100.0)})}
     result = compare(tables, lambda t, seed: math.inf if t.roles else 1.0, tmp_path, 3, report=lambda line: None)
     assert (result["found"].num_diverged, result["none"].num_diverged) == (3, 0)
     assert result["found"].mean == math.inf
-    assert gain(result["found"], result["none"]).mean == -math.inf
+    assert paired_gain(result["found"], result["none"]).mean == -math.inf
     assert math.isnan(result["found"].standard_error)
     with pytest.raises(UserError, match="at least 2 seeds"):
         compare(tables, separable, tmp_path, 1)
@@ -385,7 +379,7 @@ def test_a_comparison_with_diverged_runs_says_so(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"roles": ()}, "needs roles"),
-        ({"roles": ("embed", "embed")}, "each once"),
+        ({"roles": ("embed", "embed")}, "without duplicates"),
         ({"num_proposals": 0}, "at least 1"),
         ({"num_retest_seeds": 1}, "at least 2"),
         ({"beta1": 1.0}, r"\[0, 1\)"),
@@ -394,12 +388,12 @@ def test_a_comparison_with_diverged_runs_says_so(tmp_path: Path) -> None:
         ({"seed": -1}, "negative"),
     ],
 )
-def test_settings_that_make_no_search_are_refused(changes, message) -> None:
+def test_wrong_settings_are_refused(changes, message) -> None:
     with pytest.raises(UserError, match=message):
         searching(**changes)
 
 
-def test_the_paper_s_own_search_can_be_repeated() -> None:
+def test_roles_of_the_papers_table_are_roles_of_the_model() -> None:
     """The roles of its table are roles of the model."""
     shape = ModelConfig(num_layers=2, width=16, num_heads=2, d_ff=24)
     model = Transformer(shape, Vocabulary(text=11, image=7, audio=5))

@@ -1,4 +1,4 @@
-"""What the studies make of records: made-up ones whose answer is known."""
+"""Findings and figures of synthetic records with a known answer."""
 
 import argparse
 from pathlib import Path
@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from triptych.cli.args import positive_floats, positive_ints
-from triptych.recipes.proxy import BASE_BATCH, BASE_LAYERS, BASE_STEPS, BASE_WIDTH, family, member
+from triptych.recipes.proxy import BASE_BATCH, BASE_LAYERS, BASE_STEPS, BASE_WIDTH, proxy, scaled_proxy
 from triptych.studies import batch_size, coordinates, gamma, lr_transfer
 
 
 def options(study, *words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    study.STUDY.describe(parser)
+    study.STUDY.add_arguments(parser)
     return parser.parse_args(words)
 
 
@@ -24,21 +24,21 @@ def drawn(study, records: list[dict], tmp_path: Path) -> Image.Image:
     return Image.open(tmp_path / "figure.png")
 
 
-# -- the family -------------------------------------------------------------------------------------------------------
+# -- the proxy --------------------------------------------------------------------------------------------------------
 
 
-def test_members_differ_in_what_was_asked_for_alone() -> None:
-    run = family()
-    wide = member(run, width=256, layers=8, rule="completed_p", seed=3)
+def test_scaled_proxies_differ_only_as_requested() -> None:
+    run = proxy()
+    wide = scaled_proxy(run, width=256, layers=8, rule="completed_p", seed=3)
     assert (wide.model.width, wide.model.num_layers, wide.model.num_heads, wide.model.d_ff) == (256, 8, 16, 640)
     assert wide.resolved.ratios == (4, 4, 1)
     assert wide.resolved.kappa == 1
     assert (wide.seed, wide.loader.seed, wide.corrupt.seed) == (3, 3, 3)
     assert wide.num_steps == BASE_STEPS
-    large = member(run, batch=4 * BASE_BATCH, tokens=2.0)
+    large = scaled_proxy(run, batch=4 * BASE_BATCH, tokens=2.0)
     assert large.num_steps == BASE_STEPS // 2
     assert large.resolved.kappa == pytest.approx(4 * 2**-0.44)
-    assert member(run).resolved.kappa == 1
+    assert scaled_proxy(run).resolved.kappa == 1
 
 
 # -- coordinates ------------------------------------------------------------------------------------------------------
@@ -48,19 +48,21 @@ def coordinate_records() -> list[dict]:
     """Standard grows as width^0.5 and layers^0.25; the other rule is flat but for width^0.02."""
     found = []
     for trial in coordinates.trials(options(coordinates, "--steps", "2", "--seeds", "2")):
-        asked = trial.settings
+        settings = trial.settings
         power = {("standard", "width"): 0.5, ("standard", "layers"): 0.25, ("completed_p", "width"): 0.02}
-        size = asked[asked["axis"]] ** power.get((asked["rule"], asked["axis"]), 0.0) * (1 + 0.01 * asked["seed"])
+        size = settings[settings["axis"]] ** power.get((settings["rule"], settings["axis"]), 0.0) * (
+            1 + 0.01 * settings["seed"]
+        )
         rows = [
             {"steps": steps, "part": part, "size": size, "change": 2 * size}
             for steps in range(3)
             for part in coordinates.PARTS
         ]
-        found.append({"key": trial.key, **asked, "sizes": rows})
+        found.append({"key": trial.key, **settings, "sizes": rows})
     return found
 
 
-def test_slopes_are_those_of_the_records(tmp_path: Path) -> None:
+def test_slopes_are_recovered(tmp_path: Path) -> None:
     records = coordinate_records()
     mine = [r for r in records if (r["rule"], r["axis"]) == ("standard", "width")]
     assert coordinates.slope(mine, "width", "mlp", "size", 1) == pytest.approx(0.5)
@@ -86,34 +88,34 @@ def test_trials_cover_widths_and_depths_under_both_rules() -> None:
 # -- learning rates ---------------------------------------------------------------------------------------------------
 
 
-def test_the_shift_of_the_best_rate_is_found(tmp_path: Path) -> None:
+def test_the_shift_of_the_best_rate_is_recovered(tmp_path: Path) -> None:
     records = []
     for trial in lr_transfer.trials(options(lr_transfer, "--rates", "1e-3,2e-3,4e-3,8e-3,16e-3,32e-3")):
-        asked = trial.settings
-        shift = asked["width"] / BASE_WIDTH if asked["rule"] == "standard" else 1.0
+        settings = trial.settings
+        shift = settings["width"] / BASE_WIDTH if settings["rule"] == "standard" else 1.0
         best = 8e-3 / shift
-        diverged = asked["lr"] > 3 * best
-        loss = None if diverged else 1 + 0.1 * abs(asked["lr"] / best - 1)
-        records.append({"key": trial.key, **asked, "loss": loss})
+        diverged = settings["lr"] > 3 * best
+        loss = None if diverged else 1 + 0.1 * abs(settings["lr"] / best - 1)
+        records.append({"key": trial.key, **settings, "loss": loss})
     lines = lr_transfer.STUDY.findings(records)
-    standard = next(line for line in lines if line.startswith("standard, 256 wide"))
-    ours = next(line for line in lines if line.startswith("completed_p, 256 wide"))
-    assert "best learning rate 0.002, -2 factors of 2 from the base's (-2.00 between the grid)" in standard
+    standard = next(line for line in lines if line.startswith("standard, width 256"))
+    ours = next(line for line in lines if line.startswith("completed_p, width 256"))
+    assert "best learning rate 0.002, -2 factors of 2 from the proxy's (-2.00 interpolated)" in standard
     assert (
-        "best learning rate 0.008, +0 factors of 2 from the base's (+0.00 between the grid); loss 1.0000, 0.0000 more"
+        "best learning rate 0.008, +0 factors of 2 from the proxy's (+0.00 interpolated); loss 1.0000, 0.0000 higher"
         in ours
     )
     assert min(drawn(lr_transfer, records, tmp_path).size) > 300
 
 
-def test_the_lowest_point_of_a_valley_lies_between_the_rates() -> None:
+def test_the_best_rate_is_interpolated() -> None:
     curve = {lr: 1 + 0.3 * np.log(lr / 3e-3) ** 2 for lr in (1e-3, 2e-3, 4e-3, 8e-3)}
     assert lr_transfer.best_rate(curve) == 4e-3
-    assert lr_transfer.lowest_rate(curve) == pytest.approx(3e-3)
-    assert lr_transfer.lowest_rate({1e-3: 1.0, 2e-3: 2.0}) == 1e-3
+    assert lr_transfer.interpolated_rate(curve) == pytest.approx(3e-3)
+    assert lr_transfer.interpolated_rate({1e-3: 1.0, 2e-3: 2.0}) == 1e-3
 
 
-def test_the_base_is_run_once_for_both_rules() -> None:
+def test_the_proxy_is_run_once_for_both_rules() -> None:
     found = lr_transfer.trials(options(lr_transfer))
     at_base = [t for t in found if (t.settings["width"], t.settings["layers"]) == (BASE_WIDTH, BASE_LAYERS)]
     assert len(at_base) == len(lr_transfer.RATES)
@@ -132,28 +134,28 @@ def batch_records(critical: float) -> list[dict]:
 
     found = []
     for trial in batch_size.trials(options(batch_size)):
-        asked = trial.settings
-        steps = round(asked["tokens"] * BASE_BATCH * BASE_STEPS / asked["batch"])
-        crossing = asked["tokens"] * BASE_BATCH * BASE_STEPS / critical
-        loss = 0.5 + math.log1p(0.01 * (crossing / steps) ** 2) + 0.0005 * asked["seed"]
-        if asked["way"] != "sde":
-            loss += 0.05 * math.log2(asked["batch"] / BASE_BATCH) ** 2
-        found.append({"key": trial.key, **asked, "loss": loss, "num_steps": steps})
+        settings = trial.settings
+        steps = round(settings["tokens"] * BASE_BATCH * BASE_STEPS / settings["batch"])
+        crossing = settings["tokens"] * BASE_BATCH * BASE_STEPS / critical
+        loss = 0.5 + math.log1p(0.01 * (crossing / steps) ** 2) + 0.0005 * settings["seed"]
+        if settings["way"] != "sde":
+            loss += 0.05 * math.log2(settings["batch"] / BASE_BATCH) ** 2
+        found.append({"key": trial.key, **settings, "loss": loss, "num_steps": steps})
     return found
 
 
-def test_the_critical_batch_and_the_spread_are_found(tmp_path: Path) -> None:
+def test_the_critical_batch_and_the_spread_are_recovered(tmp_path: Path) -> None:
     records = batch_records(critical=40)
     lines = batch_size.STUDY.findings(records)
     value = float(lines[0].removeprefix("critical batch size at 1%, in sequences: ").split()[0])
     assert value == pytest.approx(40, rel=0.2)
-    spreads = {line.split(":")[0]: float(line.split("spread ")[1].split()[0]) for line in lines[3:]}
+    spreads = {line.split(":")[0]: float(line.split("spread of the mean losses ")[1].split()[0]) for line in lines[3:]}
     assert spreads["sde"] < 0.05
     assert spreads["none"] > 0.15
     assert min(drawn(batch_size, records, tmp_path).size) > 300
 
 
-def test_all_ways_are_one_at_the_base_s_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ways_agree_at_the_batch_of_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def fake(config, bundle):
@@ -163,7 +165,7 @@ def test_all_ways_are_one_at_the_base_s_batch(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(batch_size, "train_in_memory", fake)
     for trial in batch_size.trials(options(batch_size, "--batches", f"{BASE_BATCH},{4 * BASE_BATCH}", "--seeds", "1")):
-        batch_size.run_trial(trial, family(), None)
+        batch_size.run_trial(trial, proxy(), None)
     values = [_values(config) for config in seen]
     assert values[0] == pytest.approx(values[1])
     assert values[0] == pytest.approx(values[2])
@@ -191,13 +193,13 @@ def _values(config) -> list[float]:
 # -- gamma ------------------------------------------------------------------------------------------------------------
 
 
-def test_gamma_of_a_known_law_is_found(tmp_path: Path) -> None:
+def test_gamma_of_a_known_law_is_recovered(tmp_path: Path) -> None:
     records = []
     for trial in gamma.trials(options(gamma, "--tokens", "0.5,1,2,4", "--virtual", "1,2,4,8,16,32,64,128")):
-        asked = trial.settings
-        steps = asked["tokens"] * BASE_BATCH * BASE_STEPS / asked["virtual_batch"]
-        loss = 0.3 + 8.0 * steps**-0.5 + 0.5 * asked["virtual_batch"] ** -0.75
-        records.append({"key": trial.key, **asked, "loss": loss, "virtual_steps": steps})
+        settings = trial.settings
+        steps = settings["tokens"] * BASE_BATCH * BASE_STEPS / settings["virtual_batch"]
+        loss = 0.3 + 8.0 * steps**-0.5 + 0.5 * settings["virtual_batch"] ** -0.75
+        records.append({"key": trial.key, **settings, "loss": loss, "virtual_steps": steps})
     lines = gamma.STUDY.findings(records)
     assert float(lines[0].split(": ")[1].split()[0]) == pytest.approx(0.4, abs=0.01)
     assert min(drawn(gamma, records, tmp_path).size) > 300
@@ -206,9 +208,14 @@ def test_gamma_of_a_known_law_is_found(tmp_path: Path) -> None:
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
-def test_lists_are_read_and_nonsense_is_refused() -> None:
+def test_lists_are_parsed_and_wrong_ones_refused() -> None:
     assert positive_ints("64,128") == [64, 128]
     assert positive_floats("1e-3,2") == [0.001, 2.0]
-    for read, text in ((positive_ints, "64,x"), (positive_ints, "0"), (positive_floats, "nan"), (positive_floats, "-1")):
-        with pytest.raises(argparse.ArgumentTypeError, match="with commas between, got"):
-            read(text)
+    for parse, text in (
+        (positive_ints, "64,x"),
+        (positive_ints, "0"),
+        (positive_floats, "nan"),
+        (positive_floats, "-1"),
+    ):
+        with pytest.raises(argparse.ArgumentTypeError, match="separated by commas, got"):
+            parse(text)

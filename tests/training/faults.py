@@ -235,9 +235,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         config = long_run(make_world(folder / "world"), args.steps)
-        assert exit_code_of(start(train_alone, config, folder / "whole"), 600) == 0
+        assert exit_code_of(start(train_alone, config, folder / "uninterrupted"), 600) == 0
         hits = random_kills(config, folder / "killed", args.kills, args.seed)
-        assert_same_run(folder / "whole", folder / "killed")
+        assert_same_run(folder / "uninterrupted", folder / "killed")
         steps = len(events(folder / "killed", "step"))
         print(json.dumps({"kills": args.kills, "while saving": hits, "steps": steps, "bitwise equal": True}))
         config = replace(long_run(folder / "world", 300), parallel=ParallelConfig(timeout=15.0, hang_timeout=20.0))

@@ -204,14 +204,14 @@ def test_foreign_content_is_refused(what: str, world: Path, tmp_path: Path) -> N
 
 def test_a_damaged_checkpoint_is_renamed_and_the_previous_one_is_used(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, save_every=2, keep_last_checkpoints=3)
-    whole = run_it(config, tmp_path / "whole")
+    uninterrupted = run_it(config, tmp_path / "uninterrupted")
     run_it(config, tmp_path / "damaged", stop_after=5)
     folder = tmp_path / "damaged" / "checkpoints"
     assert [path.name for path in ckpt.list_checkpoints(folder)] == [f"step-0000000{step}" for step in (2, 4, 5)]
     damage(folder / "step-00000005" / SHARD)
     (folder / "step-00000004" / "manifest.json").unlink()
     again = run_it(config, tmp_path / "damaged")
-    assert_same_bits(tensors_of(again), tensors_of(whole))
+    assert_same_bits(tensors_of(again), tensors_of(uninterrupted))
     assert sorted(path.name for path in folder.glob("bad-*")) == ["bad-step-00000004", "bad-step-00000005"]
     notes = [event["text"] for event in events(tmp_path / "damaged", "note")]
     assert "step-00000005" in notes[0]

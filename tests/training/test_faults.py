@@ -46,9 +46,9 @@ SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 
 @pytest.fixture(scope="module")
-def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
+def uninterrupted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
     """An uninterrupted run."""
-    config, folder = long_run(world, 60), tmp_path_factory.mktemp("whole") / "run"
+    config, folder = long_run(world, 60), tmp_path_factory.mktemp("uninterrupted") / "run"
     assert exit_code_of(start(train_alone, config, folder)) == 0
     return config, folder
 
@@ -56,9 +56,9 @@ def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunCon
 # -- 1 to 3: killed ---------------------------------------------------------------------------------------------------
 
 
-def test_random_kills_do_not_change_the_result(whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
+def test_random_kills_do_not_change_the_result(uninterrupted: tuple[RunConfig, Path], tmp_path: Path) -> None:
     """`make faults` does it fifty times."""
-    config, folder = whole
+    config, folder = uninterrupted
     random_kills(config, tmp_path / "run", kills=4, seed=1)
     assert_same_run(folder, tmp_path / "run")
 
@@ -73,9 +73,9 @@ def test_random_kills_do_not_change_the_result(whole: tuple[RunConfig, Path], tm
     ],
 )
 def test_a_kill_while_saving_leaves_the_previous_checkpoint(
-    module: str, name: str, number: int, whole: tuple[RunConfig, Path], tmp_path: Path
+    module: str, name: str, number: int, uninterrupted: tuple[RunConfig, Path], tmp_path: Path
 ) -> None:
-    config, folder = whole
+    config, folder = uninterrupted
     killed = start(train_alone, config, tmp_path / "run", partial(kill_at_call, module, name, number))
     assert exit_code_of(killed) == -signal.SIGKILL
     assert any(tmp_path.glob("run/checkpoints/.partial-*"))
@@ -90,8 +90,8 @@ def test_a_kill_while_saving_leaves_the_previous_checkpoint(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_saves_and_exits_with_75(number: int, whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
-    config, folder = whole
+def test_a_signal_saves_and_exits_with_75(number: int, uninterrupted: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    config, folder = uninterrupted
     config = replace(config, save_every=1000)
     process = start(train_alone, config, tmp_path / "run")
     wait_for(lambda: size_of(tmp_path / "run" / "records.jsonl") > 4000, process)
@@ -104,9 +104,9 @@ def test_a_signal_saves_and_exits_with_75(number: int, whole: tuple[RunConfig, P
 
 
 def test_a_second_signal_while_saving_leaves_the_previous_checkpoint(
-    whole: tuple[RunConfig, Path], tmp_path: Path
+    uninterrupted: tuple[RunConfig, Path], tmp_path: Path
 ) -> None:
-    config, folder = whole
+    config, folder = uninterrupted
     run_it(config, tmp_path / "run", stop_after=3)
     process = start(train_alone, replace(config, save_every=1000), tmp_path / "run", partial(write_slowly, 1.5))
     wait_for(lambda: size_of(tmp_path / "run" / "records.jsonl") > 6000, process)
@@ -135,8 +135,10 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_reported_and_saving_is_tried_again(whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
-    config, folder = whole
+def test_a_full_disk_is_reported_and_saving_is_tried_again(
+    uninterrupted: tuple[RunConfig, Path], tmp_path: Path
+) -> None:
+    config, folder = uninterrupted
     config = replace(config, save_every=10, keep_last_checkpoints=1)
     with mounted(tmp_path / "small", "size=2m") as small:
 
@@ -158,8 +160,8 @@ def test_a_full_disk_is_reported_and_saving_is_tried_again(whole: tuple[RunConfi
         assert len(list((small / "run" / "checkpoints").iterdir())) == 1
 
 
-def test_a_disk_that_stays_full_is_an_error_at_the_end(whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
-    config = replace(whole[0], save_every=10, keep_last_checkpoints=2)
+def test_a_disk_that_stays_full_is_an_error_at_the_end(uninterrupted: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    config = replace(uninterrupted[0], save_every=10, keep_last_checkpoints=2)
     with mounted(tmp_path / "small", "size=2m") as small:
         run_it(config, small / "run", stop_after=10)
         (small / "ballast").write_bytes(b"x" * (shutil.disk_usage(small).free - 20_000))
@@ -170,7 +172,7 @@ def test_a_disk_that_stays_full_is_an_error_at_the_end(whole: tuple[RunConfig, P
         assert [path.name for path in ckpt.list_checkpoints(small / "run" / "checkpoints")] == ["step-00000010"]
         (small / "ballast").unlink()
         run = run_it(config, small / "run")
-    assert_same_bits(tensors_of(run), ckpt.load(ckpt.list_checkpoints(whole[1] / "checkpoints")[-1]).tensors)
+    assert_same_bits(tensors_of(run), ckpt.load(ckpt.list_checkpoints(uninterrupted[1] / "checkpoints")[-1]).tensors)
 
 
 def test_a_folder_that_cannot_be_written_fails_before_the_first_step(world: Path, tmp_path: Path) -> None:
@@ -183,8 +185,8 @@ def test_a_folder_that_cannot_be_written_fails_before_the_first_step(world: Path
         assert not (folder / "records.jsonl").exists()
 
 
-def test_slow_saves_never_overlap(whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
-    config = replace(whole[0], save_every=1, num_steps=12, keep_last_checkpoints=20)
+def test_slow_saves_never_overlap(uninterrupted: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    config = replace(uninterrupted[0], save_every=1, num_steps=12, keep_last_checkpoints=20)
     process = start(train_alone, config, tmp_path / "run", partial(write_slowly, 0.1))
     most = 0
     while process.is_alive():
@@ -196,8 +198,8 @@ def test_slow_saves_never_overlap(whole: tuple[RunConfig, Path], tmp_path: Path)
     assert sum(event["blocked"] for event in events(tmp_path / "run", "saved")) > 0.5, "training did not wait"
 
 
-def test_two_runs_cannot_use_one_folder(whole: tuple[RunConfig, Path], tmp_path: Path) -> None:
-    config, folder = whole
+def test_two_runs_cannot_use_one_folder(uninterrupted: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    config, folder = uninterrupted
     process = start(train_alone, config, tmp_path / "run")
     wait_for(lambda: size_of(tmp_path / "run" / "records.jsonl") > 1000, process)
     with pytest.raises(UserError, match=f"is being trained by process {process.pid} on ") as caught:

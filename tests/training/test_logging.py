@@ -92,8 +92,8 @@ def test_a_truncated_last_line_is_ignored(cut: int, tmp_path: Path) -> None:
     records = RunLog(tmp_path / "records.jsonl", [])
     for step in (1, 2, 3):
         records("step", step=step, loss=1.0)
-    whole = records.path.read_text()
-    records.path.write_text(whole[:-cut])
+    text = records.path.read_text()
+    records.path.write_text(text[:-cut])
     known = 3 if cut == 1 else 2
     assert [event["step"] for event in read_records(records.path)] == [1, 2, 3][:known]
     records.rewind(3)

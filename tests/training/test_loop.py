@@ -48,22 +48,22 @@ LAYOUTS: list[RowLayout] = [Grouped(max_tokens=64, overhead=4), Packed(row_lengt
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["grouped", "packed"])
 def test_a_resumed_run_equals_an_uninterrupted_one(layout: RowLayout, world: Path, tmp_path: Path) -> None:
     config = tiny_run(world, layout=layout)
-    whole = run_it(config, tmp_path / "whole")
+    uninterrupted = run_it(config, tmp_path / "uninterrupted")
     half = run_it(config, tmp_path / "parts", stop_after=3)
-    assert (whole.state.step, half.state.step) == (6, 3)
+    assert (uninterrupted.state.step, half.state.step) == (6, 3)
     parts = run_it(config, tmp_path / "parts")
     assert parts is not half
-    assert_same_bits(tensors_of(parts), tensors_of(whole))
-    assert any(name.startswith("ema/") for name in tensors_of(whole))
-    assert any(name.endswith("/exp_avg_sq") for name in tensors_of(whole))
+    assert_same_bits(tensors_of(parts), tensors_of(uninterrupted))
+    assert any(name.startswith("ema/") for name in tensors_of(uninterrupted))
+    assert any(name.endswith("/exp_avg_sq") for name in tensors_of(uninterrupted))
 
-    steps = [events(tmp_path / name, "step") for name in ("whole", "parts")]
+    steps = [events(tmp_path / name, "step") for name in ("uninterrupted", "parts")]
     for recorded in steps:
         assert [event["step"] for event in recorded] == [1, 2, 3, 4, 5, 6]
     for one, other in zip(*steps):
         for key in ("loss", "nll", "lr", "grad_norm", "tokens", "padding"):
             assert one[key] == other[key], key
-    validations = [events(tmp_path / name, "validation") for name in ("whole", "parts")]
+    validations = [events(tmp_path / name, "validation") for name in ("uninterrupted", "parts")]
     assert [(event["step"], event["nelbo"]) for event in validations[0]] == [
         (event["step"], event["nelbo"]) for event in validations[1]
     ]
@@ -72,7 +72,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(layout: RowLayout, world: Pat
 
 def test_a_crash_loses_only_the_steps_after_the_checkpoint(world: Path, tmp_path: Path) -> None:
     config = replace(tiny_run(world), save_every=2)
-    whole = run_it(config, tmp_path / "whole")
+    uninterrupted = run_it(config, tmp_path / "uninterrupted")
 
     def crash(event: dict[str, Any]) -> None:
         if event["kind"] == "step" and event["step"] == 5:
@@ -82,7 +82,7 @@ def test_a_crash_loses_only_the_steps_after_the_checkpoint(world: Path, tmp_path
         run_it(config, tmp_path / "crashed", loggers=[crash])
     assert [event["step"] for event in events(tmp_path / "crashed", "step")] == [1, 2, 3, 4, 5]
     again = run_it(config, tmp_path / "crashed")
-    assert_same_bits(tensors_of(again), tensors_of(whole))
+    assert_same_bits(tensors_of(again), tensors_of(uninterrupted))
     assert [event["step"] for event in events(tmp_path / "crashed", "step")] == [1, 2, 3, 4, 5, 6]
 
 
@@ -198,10 +198,10 @@ def test_a_skipped_step_is_not_averaged(world: Path, tmp_path: Path) -> None:
 def test_a_run_with_skipped_steps_resumes_exactly(broken: set[int], stop: int, world: Path, tmp_path: Path) -> None:
     config = tiny_run(world)
     with broken_steps(broken):
-        whole = run_it(config, tmp_path / "whole")
+        uninterrupted = run_it(config, tmp_path / "uninterrupted")
         run_it(config, tmp_path / "parts", stop_after=stop)
         parts = run_it(config, tmp_path / "parts")
-    assert_same_bits(tensors_of(parts), tensors_of(whole))
+    assert_same_bits(tensors_of(parts), tensors_of(uninterrupted))
     assert_same_bits(tensors_of(parts), tensors_of(run_without(config, broken, tmp_path / "slow")))
 
 

@@ -90,7 +90,7 @@ def two_ranks(world: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize(("name", "layout"), [("whole", None), ("packed", Packed(row_length=40))])
+@pytest.mark.parametrize(("name", "layout"), [("complete", None), ("packed", Packed(row_length=40))])
 def test_two_ranks_train_like_one(
     name: str, layout: RowLayout | None, two_ranks: tuple[Path, list[dict[str, Any]]], world: Path, tmp_path: Path
 ) -> None:
@@ -114,7 +114,7 @@ def test_two_ranks_train_like_one(
 def test_only_rank_0_writes_records(two_ranks: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = two_ranks
     for kind, count in (("run", 1), ("validation", 2), ("saved", 1), ("end", 1)):
-        assert len(events(folder / "whole", kind)) == count, kind
+        assert len(events(folder / "complete", kind)) == count, kind
 
 
 def test_a_step_that_fails_on_one_rank_is_skipped_by_both(
@@ -142,5 +142,5 @@ def test_a_signal_on_one_rank_stops_both_at_the_same_step(
     assert [path.name for path in ckpt.list_checkpoints(folder / "stopped" / "checkpoints")] == ["step-00000003"]
     # One rank resumes where two were stopped.
     run_it(tiny_run(world), folder / "stopped")
-    losses = [[event["loss"] for event in events(folder / name, "step")] for name in ("stopped", "whole")]
+    losses = [[event["loss"] for event in events(folder / name, "step")] for name in ("stopped", "complete")]
     assert losses[0] == pytest.approx(losses[1], abs=2e-5)

@@ -124,7 +124,7 @@ def test_missing_fields_had_their_default(
     changed = replace(config, **changes)
     if answer is None:
         parts = run_it(changed, tmp_path / "parts")
-        assert_same_bits(tensors_of(parts), tensors_of(run_it(config, tmp_path / "whole")))
+        assert_same_bits(tensors_of(parts), tensors_of(run_it(config, tmp_path / "uninterrupted")))
         return
     with pytest.raises(CheckpointError, match="is of another run") as caught:
         run_it(changed, tmp_path / "parts")
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_an_earlier_version_resumes_exactly(world: Path, tmp_pat
     assert {"world", "antimask", "z_weight", "keep", "begin_with"} <= saved["config"].keys()
     assert "watch" in saved["config"]["parallel"]
     parts = run_it(config, tmp_path / "parts")
-    assert_same_bits(tensors_of(parts), tensors_of(run_it(config, tmp_path / "whole")))
+    assert_same_bits(tensors_of(parts), tensors_of(run_it(config, tmp_path / "uninterrupted")))
     state = ckpt.read_state(ckpt.list_checkpoints(tmp_path / "parts" / "checkpoints")[0])
     assert state["shape"]["max_learned_positions"] == 0
 
@@ -166,7 +166,7 @@ def test_a_change_is_found_under_an_old_key(world: Path, tmp_path: Path) -> None
 
 def test_fields_that_do_not_affect_the_weights_may_change(world: Path, tmp_path: Path) -> None:
     config = tiny_run(world)
-    whole = run_it(config, tmp_path / "whole")
+    uninterrupted = run_it(config, tmp_path / "uninterrupted")
     run_it(config, tmp_path / "parts", stop_after=3)
     changed = replace(
         config,
@@ -179,7 +179,7 @@ def test_fields_that_do_not_affect_the_weights_may_change(world: Path, tmp_path:
         prompts=PromptConfig(examples=("a cat",)),
     )
     parts = run_it(changed, tmp_path / "parts")
-    assert_same_bits(tensors_of(parts), tensors_of(whole))
+    assert_same_bits(tensors_of(parts), tensors_of(uninterrupted))
     assert len(ckpt.list_checkpoints(tmp_path / "parts" / "checkpoints")) == 3
     assert json.loads((tmp_path / "parts" / "config.json").read_text())["log_every"] == 5
 
@@ -187,7 +187,7 @@ def test_fields_that_do_not_affect_the_weights_may_change(world: Path, tmp_path:
     run_it(config, tmp_path / "packed", stop_after=3)
     packed = run_it(with_loader(config, layout=Packed(row_length=40)), tmp_path / "packed")
     for name, value in packed.state.model.state_dict().items():
-        torch.testing.assert_close(value, whole.state.model.state_dict()[name], atol=1e-4, rtol=1e-3, msg=name)
+        torch.testing.assert_close(value, uninterrupted.state.model.state_dict()[name], atol=1e-4, rtol=1e-3, msg=name)
 
 
 def test_data_may_move_but_not_change(world: Path, stopped: Path, tmp_path: Path) -> None:
@@ -248,11 +248,11 @@ def test_a_run_starts_from_the_weights_of_a_saved_model(world: Path, tmp_path: P
         for name, weight in first.state.eval_model.state_dict().items():
             assert torch.equal(run.state.model.state_dict()[name], weight)
             assert torch.equal(run.state.eval_model.state_dict()[name], weight)
-    whole = run_it(following, tmp_path / "next")
+    uninterrupted = run_it(following, tmp_path / "next")
     run_it(following, tmp_path / "parts", stop_after=2)
     shutil.rmtree(tmp_path / "saved")  # not needed to resume
-    assert_same_bits(tensors_of(run_it(following, tmp_path / "parts")), tensors_of(whole))
-    assert ", starting from the weights of " in write_card(tmp_path / "next", 6, whole.state.eval_model, LIMITS)
+    assert_same_bits(tensors_of(run_it(following, tmp_path / "parts")), tensors_of(uninterrupted))
+    assert ", starting from the weights of " in write_card(tmp_path / "next", 6, uninterrupted.state.eval_model, LIMITS)
     assert ", starting from" not in write_card(tmp_path / "first", 6, first.state.eval_model, LIMITS)
 
 

@@ -290,11 +290,11 @@ def test_a_stopped_process_resumes_to_the_same_weights(
 
     train("nano", overrides(world, *long), out=tmp_path / "run", device="cpu", stop_after=step + 2)
     assert f"resuming at step {step} of 100000" in capfd.readouterr().err
-    train("nano", overrides(world, *long), out=tmp_path / "whole", device="cpu", stop_after=step + 2)
-    assert_same_bits(saved_tensors(tmp_path / "run"), saved_tensors(tmp_path / "whole"))
-    parts, whole = (events(tmp_path / name, "step") for name in ("run", "whole"))
+    train("nano", overrides(world, *long), out=tmp_path / "uninterrupted", device="cpu", stop_after=step + 2)
+    assert_same_bits(saved_tensors(tmp_path / "run"), saved_tensors(tmp_path / "uninterrupted"))
+    parts, uninterrupted = (events(tmp_path / name, "step") for name in ("run", "uninterrupted"))
     assert [event["step"] for event in parts] == list(range(1, step + 3))
-    assert [event["loss"] for event in parts] == [event["loss"] for event in whole]
+    assert [event["loss"] for event in parts] == [event["loss"] for event in uninterrupted]
 
 
 def start_two_ranks(world: Path, out: Path, *more: str) -> subprocess.Popen:

@@ -195,9 +195,9 @@ def slow_adamw(config: RunConfig, steps: int) -> tuple[dict[str, torch.Tensor], 
                 z_loss_weight_n=inputs.targets.z_loss_weight_n.double(),
             )
             hidden = model(inputs.tokens, inputs.positions, inputs.segments).flatten(0, 1)
-            begin = 0
+            start = 0
             for modality, count in zip(Modality, targets.counts):
-                part = slice(begin, begin + count)
+                part = slice(start, start + count)
                 logits = model.logits(hidden[targets.query_idx[part]], modality)
                 lse = logits.logsumexp(-1)
                 local = targets.ids_n[part] - TINY.data_ids(modality).start
@@ -205,7 +205,7 @@ def slow_adamw(config: RunConfig, steps: int) -> tuple[dict[str, torch.Tensor], 
                 (targets.loss_weight_n[part] * nll + targets.z_loss_weight_n[part] * lse**2).sum().backward(
                     retain_graph=True
                 )
-                begin += count
+                start += count
         norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
         norms.append(norm)
         scale = min(1.0, (o.clip or math.inf) / norm)
@@ -268,12 +268,12 @@ def test_a_step_that_is_not_finite_changes_nothing(what: str, world: Path) -> No
 def test_norms_do_not_decay_and_every_parameter_is_in_one_group(world: Path) -> None:
     config = tiny_run(world)
     model = model_of(config)
-    decaying, kept = build_optimizer(model, config.resolved).param_groups
+    decaying, constant = build_optimizer(model, config.resolved).param_groups
     names = {id(p): name for name, p in model.named_parameters()}
-    members = [[names[id(p)] for p in group["params"]] for group in (decaying, kept)]
+    members = [[names[id(p)] for p in group["params"]] for group in (decaying, constant)]
     assert sorted(members[0] + members[1]) == sorted(names.values())
     assert {name for name in names.values() if "norm" in name} == set(members[1]) != set()
-    assert (decaying["weight_decay"], kept["weight_decay"]) == (config.optimizer.weight_decay, 0.0)
+    assert (decaying["weight_decay"], constant["weight_decay"]) == (config.optimizer.weight_decay, 0.0)
 
 
 def test_roles_can_have_their_own_learning_rates(world: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_uniform_model_has_the_log_of_its_vocabulary(scope: str, draws: int, w
         columns = total if scope == "full" else sizes[name.partition("|")[0]]
         assert estimates[name].nats_per_token == pytest.approx(math.log(columns), rel=1e-6)
         assert estimates[name].margin == pytest.approx(0, abs=1e-6)
-    if scope == "full":  # of a whole pair only the sum over its sides is certain
+    if scope == "full":  # in a complete pair, only the sum over both sides is exact
         for media in ("image", "audio"):
             sides = [estimates[media], estimates[f"text of {media}"]]
             nats = sum(side.nats_per_token * side.tokens for side in sides)

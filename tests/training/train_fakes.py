@@ -172,7 +172,7 @@ def rank_to_the_end(world: Path, folder: Path) -> dict[str, Any]:
     """Several runs: complete ones; one with steps that fail on the last rank; one that a signal to that rank stops."""
     ranks = init_ranks()
     config = tiny_run(world)
-    complete = run_it(config, folder / "whole", ranks=ranks)
+    complete = run_it(config, folder / "complete", ranks=ranks)
     packed = run_it(tiny_run(world, layout=Packed(row_length=40)), folder / "packed", ranks=ranks)
 
     with broken_steps({2} if ranks.rank == ranks.size - 1 else ()):
@@ -208,8 +208,8 @@ def rank_to_the_end(world: Path, folder: Path) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     world, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    found = rank_to_the_end(world, folder)
-    (folder / f"rank-{found['rank']}.json").write_text(json.dumps(found))
+    result = rank_to_the_end(world, folder)
+    (folder / f"rank-{result['rank']}.json").write_text(json.dumps(result))
 
 
 def with_loader(config: RunConfig, **changes: Any) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Trials: done once, by whoever comes first; what was interrupted begins anew, what was recorded is kept."""
+"""Trials: each is run once by any process, interrupted ones are repeated, and records are kept."""
 
 import json
 import multiprocessing
@@ -20,26 +20,26 @@ def square(trial: Trial) -> dict:
     return {"value": float(trial.settings["number"] ** 2)}
 
 
-def test_every_trial_is_run_once_and_recorded_whole(tmp_path: Path) -> None:
-    asked, said = [], []
+def test_every_trial_is_run_and_recorded_once(tmp_path: Path) -> None:
+    ran, reports = [], []
 
     def run(trial: Trial) -> dict:
-        asked.append(trial.key)
+        ran.append(trial.key)
         return square(trial)
 
-    first = run_trials(tmp_path, TRIALS[:4], run, said.append)
-    again = run_trials(tmp_path, TRIALS, run, said.append)
-    assert asked == [trial.key for trial in TRIALS]
+    first = run_trials(tmp_path, TRIALS[:4], run, reports.append)
+    again = run_trials(tmp_path, TRIALS, run, reports.append)
+    assert ran == [trial.key for trial in TRIALS]
     assert [(key, record["number"], record["value"]) for key, record in again.items()] == [
         (f"trial {n}", n, n**2) for n in range(6)
     ]
     assert first == {trial.key: again[trial.key] for trial in TRIALS[:4]}
-    assert said[0].startswith("1 of 4: trial 0 value 0")
+    assert reports[0].startswith("1 of 4: trial 0 value 0")
     assert [path.name for path in (tmp_path / "claims").iterdir()] == [".lock"]
-    assert run_trials(tmp_path, [*TRIALS, *TRIALS], run, said.append) == again
+    assert run_trials(tmp_path, [*TRIALS, *TRIALS], run, reports.append) == again
 
 
-def test_an_interrupted_trial_begins_anew(tmp_path: Path) -> None:
+def test_an_interrupted_trial_is_repeated(tmp_path: Path) -> None:
     def stop(trial: Trial) -> dict:
         if trial.key == "trial 2":
             raise KeyboardInterrupt
@@ -51,7 +51,7 @@ def test_an_interrupted_trial_begins_anew(tmp_path: Path) -> None:
     assert len(run_trials(tmp_path, TRIALS, square, lambda _: None)) == 6
 
 
-def test_what_someone_is_at_is_left_to_them_until_they_are_silent(tmp_path: Path) -> None:
+def test_claimed_trials_are_left_alone_until_the_claim_expires(tmp_path: Path) -> None:
     records = TrialRecords(tmp_path)
     claim = tmp_path / "claims" / "trial 1"
     claim.parent.mkdir()
@@ -65,12 +65,12 @@ def test_what_someone_is_at_is_left_to_them_until_they_are_silent(tmp_path: Path
     assert records.keys == {"trial 0", "trial 1", "trial 2"}
 
 
-def test_whoever_was_silent_for_long_neither_overwrites_nor_frees_what_another_took_over(tmp_path: Path) -> None:
+def test_a_process_with_an_expired_claim_neither_overwrites_nor_frees_the_new_one(tmp_path: Path) -> None:
     records = TrialRecords(tmp_path)
     claim = tmp_path / "claims" / "trial 1"
 
     def slow(trial: Trial) -> dict:
-        """Meanwhile another process has found this one silent, finished the trial and begun it anew."""
+        """Meanwhile the claim has expired, and another process has finished the trial and claimed it again."""
         records.add({"key": trial.key, "by": "another"})
         claim.write_text("another")
         return {"by": "this"}
@@ -81,7 +81,7 @@ def test_whoever_was_silent_for_long_neither_overwrites_nor_frees_what_another_t
     assert claim.read_text() == "another"
 
 
-def test_only_one_takes_over_what_was_abandoned(tmp_path: Path) -> None:
+def test_only_one_process_takes_an_expired_claim(tmp_path: Path) -> None:
     claim = tmp_path / "claims" / "trial 1"
     claim.parent.mkdir()
     for _ in range(20):
@@ -103,7 +103,7 @@ def test_only_one_takes_over_what_was_abandoned(tmp_path: Path) -> None:
         assert claim.read_text() == f"taker {taken[0]}"
 
 
-def test_a_trial_whose_worker_died_is_done_by_whoever_is_left(tmp_path: Path, monkeypatch) -> None:
+def test_a_trial_of_a_dead_process_is_run_by_another(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(trials, "CLAIM_SECONDS", 0.2)
     claim = tmp_path / "claims" / "trial 0"
     claim.parent.mkdir()
@@ -135,7 +135,7 @@ def test_processes_share_the_work(tmp_path: Path) -> None:
     assert len({record["by"] for record in found}) == 3
 
 
-def test_half_a_line_at_the_end_is_dropped_and_damage_is_said(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_dropped_and_damage_is_reported(tmp_path: Path) -> None:
     records = TrialRecords(tmp_path)
     records.add({"key": "a"})
     with open(records.path, "a") as file:

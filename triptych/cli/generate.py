@@ -10,8 +10,9 @@ from typing import Any
 
 from triptych.cli.args import positive_float, positive_int
 from triptych.cli.command import USE, Command, add_device, add_json, add_model, check_path_free, one_of, write_json
-from triptych.errors import UserError
+from triptych.errors import UserError, did_you_mean
 from triptych.hub.directions import DIRECTIONS, GAP, Direction, direction_named
+from triptych.sample.names import PRESET_NAMES, SAMPLER_NAMES
 
 _BATCH = 16  # results that are generated together and written before the next ones
 _SUFFIXES = {
@@ -37,7 +38,7 @@ examples:
   triptych generate transcribe foxes.wav
   triptych generate infill-image cats.png "two cats and a star" --box 0,0,32,64 --out other.png
   triptych generate infill-text "a picture of {GAP} red {GAP}" cats.png
-  triptych generate text-to-image "a cat" --num-samples 100 --out cats/cat.png --sampler remdm --sampler-option eta=0.1"""
+  triptych generate text-to-image "a cat" -n 100 --out cats/cat.png --sampler remdm --sampler-option eta=0.1"""
     parser.usage = "triptych generate DIRECTION INPUT [INPUT] [options]"
     parser.add_argument("direction", **one_of(list(DIRECTIONS)))
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="text in quotes, file of an image or audio, or -")
@@ -53,7 +54,7 @@ examples:
         "--repaint",
         **one_of(["codes", "box", "all"]),
         default="codes",
-        help="infill-image: new pixels are those of all image codes the box touches, of the box, or all (default: codes)",
+        help="infill-image: which pixels are new: those of all codes that the box touches, of the box, or all",
     )
     parser.add_argument("--interval", metavar="FROM,TO", help="infill-audio: in seconds")
     parser.add_argument(
@@ -73,12 +74,8 @@ examples:
 def add_sampling(parser: argparse.ArgumentParser, title: str) -> None:
     """Options that change how a model is sampled."""
     group = parser.add_argument_group(title)
-    group.add_argument("--preset", metavar="NAME", help="values of all of these: scenes, fast (fewer steps) or paper")
-    group.add_argument(
-        "--sampler",
-        metavar="NAME",
-        help="ancestral, first_hitting, random_order, low_confidence, maskgit, threshold, ...",
-    )
+    group.add_argument("--preset", metavar="NAME", help=f"values of all of these: {', '.join(PRESET_NAMES)}")
+    group.add_argument("--sampler", metavar="NAME", help=", ".join(SAMPLER_NAMES))
     group.add_argument(
         "--sampler-option", action="append", default=[], metavar="KEY=VALUE", help="of the sampler; may be repeated"
     )
@@ -99,13 +96,12 @@ def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
         if args.sampler is None:
             raise UserError("--sampler-option needs --sampler NAME: options belong to one sampler.")
         given["options"] = options
+    for name, value, known in (("sampler", args.sampler, SAMPLER_NAMES), ("preset", args.preset, PRESET_NAMES)):
+        if value is not None and value not in known:
+            raise UserError(f"unknown {name} {value!r}.{did_you_mean(value, known)}")
     if given:
-        from triptych.sample.config import SAMPLING_PRESETS, SamplingConfig
+        from triptych.sample.config import SamplingConfig
 
-        if args.preset is not None and args.preset not in SAMPLING_PRESETS:
-            from triptych.errors import did_you_mean
-
-            raise UserError(f"unknown preset {args.preset!r}.{did_you_mean(args.preset, list(SAMPLING_PRESETS))}")
         SamplingConfig(**{name: value for name, value in given.items() if name != "preset"})
     return given
 

@@ -33,9 +33,7 @@ examples:
 
 m_N and m_L are width and depth relative to the tuned model. kappa is the step size of the stochastic differential
 equation relative to the tuned run: kappa = (base tokens / tokens)^gamma (batch / base batch)."""
-    parser.add_argument(
-        "recipe", metavar="RECIPE", nargs="?", help="recipe (default with --budget: aspect_8)"
-    )
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="recipe (default with --budget: aspect_8)")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe to change")
     parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs, one rank each")
     parser.add_argument(

@@ -89,7 +89,7 @@ class Inputs:
         longest = self.limits.longest(self.limits.text_slot)
         if tokens > longest:
             raise UserError(
-                f"the text is {tokens} tokens long, and this model takes at most {longest}: {text[:60]!r}... Shorten it."
+                f"the text has {tokens} tokens, and this model takes at most {longest}: {text[:50]!r}... Shorten it."
             )
 
     # -- images -------------------------------------------------------------------------------------------------------

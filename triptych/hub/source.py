@@ -12,6 +12,7 @@ CONFIG = "config.json"
 """The file that makes a folder a saved model."""
 
 HUB_PREFIX = "hf://"
+_LOCAL = ("runs", "models", "data", "out")
 _TIMEOUT = 10.0  # seconds for the hub's first answer
 
 
@@ -23,7 +24,8 @@ def is_run(folder: Path) -> bool:
 def hub_name(source: str) -> str | None:
     """OWNER/NAME if `source` means a model on the hub, otherwise None.
 
-    "hf://OWNER/NAME" always does; "OWNER/NAME" only if it cannot be a path here: there is no folder OWNER.
+    "hf://OWNER/NAME" always does; "OWNER/NAME" only if it cannot be a path here: there is no folder OWNER, and it is
+    not one of the folders that this package writes to.
     """
     is_explicit = source.startswith(HUB_PREFIX)
     name = source.removeprefix(HUB_PREFIX)
@@ -31,7 +33,8 @@ def hub_name(source: str) -> str | None:
         if is_explicit:
             raise UserError(f"expected {HUB_PREFIX}OWNER/NAME, got {source!r}.")
         return None
-    is_local = Path(source).exists() or Path(name.partition("/")[0]).exists()
+    owner = name.partition("/")[0]
+    is_local = Path(source).exists() or Path(owner).exists() or owner in _LOCAL
     return name if is_explicit or not is_local else None
 
 

@@ -12,7 +12,7 @@ from triptych.errors import UserError
 from triptych.training.signals import exit_code_after
 
 _GRACE_SECONDS = 600  # for ranks to save after a signal, before they are killed
-_FINAL_CODES = (0, 2, 3, 4, 5, 75, 130)  # a restart would change nothing, or was not asked for
+_FINAL_CODES = (0, 2, 3, 4, 5, 75, 130)  # a restart would not help, or was not wanted
 _PRINTED = "TRIPTYCH_PRINTED"  # environment variable: folder with a file for each message that a rank has printed
 
 

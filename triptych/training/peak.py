@@ -11,8 +11,8 @@ def matmul_peak(device: torch.device, seconds: float = 0.5) -> float:
     for size in (512, 1024, 2048):
         a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
         out = a @ b
-        began = time.perf_counter()
-        while time.perf_counter() - began < seconds / 3:
+        first = time.perf_counter()
+        while time.perf_counter() - first < seconds / 3:
             start = time.perf_counter()
             torch.mm(a, b, out=out)
             if device.type == "cuda":

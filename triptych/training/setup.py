@@ -1,4 +1,4 @@
-"""Open a run: a new one, from a saved model if asked, or its newest checkpoint. Check data, tokenizers and memory."""
+"""Open a run: new, from a saved model, or from its newest checkpoint. Check its data, tokenizers and memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,7 +101,7 @@ def _initial_state(
 def _load_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> None:
     """Copy the weights of a saved model, which must have the same shape and tokenizers."""
     saved = read_model(BUILTIN_MODELS.get(name, Path(name)))
-    theirs, ours = (
+    saved_shape, own_shape = (
         {
             "model": asdict(model.config),
             "vocabulary": bundle.vocabulary.fingerprint,
@@ -109,7 +109,7 @@ def _load_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> Non
         }
         for model, bundle in ((saved.model, saved.bundle), (model, bundle))
     )
-    changed = differences(theirs, ours)
+    changed = differences(saved_shape, own_shape)
     if changed:
         raise CheckpointError(f"init_from={name} has another shape or other tokenizers: {'; '.join(changed)}.")
     weights = saved.model.state_dict()

@@ -18,10 +18,17 @@ def resolve_device(name: "str | torch.device") -> "torch.device":
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {str(name)!r}; expected auto, cpu, cuda, cuda:N or mps.") from None
+    missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
+    if missing.get(device.type):
+        raise UserError(
+            f"the device {str(name)!r} cannot be used: PyTorch finds no {device.type.upper()} device on this machine. "
+            "Use auto or cpu."
+        )
+    try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise UserError(
-            f"the device {str(name)!r} cannot be used on this machine ({reason}). Use auto or cpu."
-        ) from None
+        reason = str(error).splitlines()[0].partition(". ")[0][:120]
+        raise UserError(f"the device {str(name)!r} cannot be used ({reason}). Use auto or cpu.") from None
     return device
