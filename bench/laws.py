@@ -1,9 +1,9 @@
-"""How long fits of scaling laws take, and how often their 90 % intervals hold the truth.
+"""How long fits of scaling laws take, and how often their 90 % intervals contain the true coefficients.
 
     python bench/laws.py [--short] [--json FILE]
 
-Times are of 262 runs, as many as the paper's, and in units of a fit with everything in it: 30 hops, then 20 rounds on
-resampled runs. Truths are the paper's exponents and those of Chinchilla, with 0.3 % of noise.
+Times are for 262 runs, as many as the paper has, also relative to a complete fit with 30 hops and 20 rounds. True laws
+have the exponents of the paper and of Chinchilla; losses have 0.3 % noise.
 """
 
 from itertools import product
@@ -22,7 +22,7 @@ NOISE = 0.003
 PAPER = Law(JOINT, E=1.5, A=2.0, B=200.1 * 2.0 * 0.14 / 0.17, a=0.14, b=0.17)
 
 
-def drawn(law: Law, count: int, seed: int) -> Runs:
+def draw_runs(law: Law, count: int, seed: int) -> Runs:
     """Runs over the paper's budgets and sizes, with noise."""
     rng = np.random.default_rng(seed)
     sizes = 9.5 * 128**2 * rng.integers(3, 40, size=count * 20).astype(float) ** 3
@@ -35,14 +35,14 @@ def drawn(law: Law, count: int, seed: int) -> Runs:
 
 
 def without_gradient(problem: Problem) -> None:
-    """One descent in which scipy finds slopes by differences."""
+    """One descent with finite differences."""
     minimize(lambda theta: problem(theta)[0], problem.starts()[0], method="L-BFGS-B", bounds=problem.bounds)
 
 
 def times(rounds: int) -> list[dict]:
-    runs = drawn(PAPER, 262, 0)
+    runs = draw_runs(PAPER, 262, 0)
     problem = Problem(JOINT, runs, HUBER)
-    found = time_interleaved(
+    seconds = time_interleaved(
         {
             "the whole fit: 30 hops, 20 rounds": lambda: fit(JOINT, runs),
             "without rounds": lambda: fit(JOINT, runs, rounds=0),
@@ -51,24 +51,24 @@ def times(rounds: int) -> list[dict]:
         },
         rounds,
     )
-    whole = found["the whole fit: 30 hops, 20 rounds"]
-    return [{"what": name, "of the whole fit": value / whole, "seconds": value} for name, value in found.items()]
+    complete = seconds["the whole fit: 30 hops, 20 rounds"]
+    return [{"what": name, "of the whole fit": value / complete, "seconds": value} for name, value in seconds.items()]
 
 
 def coverage(draws: int) -> list[dict]:
     rows = []
     for law, other in ((PAPER, ADDITIVE), (CHINCHILLA, JOINT)):
         for count in (262, 50, 20):
-            hits, right = dict.fromkeys(law.coefficients, 0), 0
+            hits, chosen = dict.fromkeys(law.coefficients, 0), 0
             for seed in range(draws):
-                runs = drawn(law, count, 100 + seed)
-                found = fit(law.form, runs, hops=5, seed=seed)
-                for name, (low, high) in found.intervals.items():
+                runs = draw_runs(law, count, 100 + seed)
+                true_form = fit(law.form, runs, hops=5, seed=seed)
+                for name, (low, high) in true_form.intervals.items():
                     hits[name] += low <= law.coefficients[name] <= high
-                right += compare(found, fit(other, runs, hops=5, seed=seed)).better is found
+                chosen += compare(true_form, fit(other, runs, hops=5, seed=seed)).better is true_form
                 progress(f"{law.form.name}, {count} runs: draw {seed + 1} of {draws}")
             shares = {name: each / draws for name, each in hits.items()}
-            rows.append({"truth": law.form.name, "runs": count, **shares, "law chosen": right / draws})
+            rows.append({"truth": law.form.name, "runs": count, **shares, "law chosen": chosen / draws})
     return rows
 
 
@@ -78,7 +78,7 @@ def hops(draws: int) -> list[dict]:
     for law in (PAPER, CHINCHILLA):
         for count in (262, 50, 20):
             for form, seed in product((JOINT, ADDITIVE), range(draws)):
-                problem = Problem(form, drawn(law, count, 500 + seed), HUBER)
+                problem = Problem(form, draw_runs(law, count, 500 + seed), HUBER)
                 cost, theta = min((problem.descend(start) for start in problem.starts()[:4]), key=itemgetter(0))
                 gains.append(1 - problem.hop(theta, 30, seed)[0] / cost)
     lower = sum(gain > 1e-6 for gain in gains)

@@ -240,12 +240,14 @@ def main() -> None:
         assert_same_run(folder / "uninterrupted", folder / "killed")
         steps = len(events(folder / "killed", "step"))
         print(json.dumps({"kills": args.kills, "while saving": hits, "steps": steps, "bitwise equal": True}))
-        config = replace(long_run(folder / "world", 300), parallel=ParallelConfig(timeout=15.0, hang_timeout=20.0))
+        config = long_run(folder / "world", 300, parallel=ParallelConfig(timeout=15.0, hang_timeout=20.0))
+        # With a high learning rate, rounding differences would grow beyond any tolerance within 200 steps.
+        config = replace(config, optimizer=replace(config.optimizer, lr=1e-3))
         assert exit_code_of(start(train_alone, config, folder / "one"), 600) == 0
         random_rank_kills(config, folder / "two", args.rank_kills, args.seed)
         one, two = ([event["loss"] for event in events(folder / name, "step")] for name in ("one", "two"))
         farthest = max(abs(a - b) for a, b in zip(one, two, strict=True))
-        assert farthest < 1e-3, farthest
+        assert farthest < 1e-4, farthest
         print(json.dumps({"kills of a rank of two": args.rank_kills, "steps": len(two), "losses differ by": farthest}))
 
 

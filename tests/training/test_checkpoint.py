@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from train_fakes import assert_same_bits, events, run_it, tensors_of, tiny_run
 from triptych.errors import CheckpointError
 from triptych.hub.export import model_of_run
 from triptych.training import checkpoint as ckpt
+from triptych.training import checkpointer as checkpointing
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
@@ -33,7 +35,7 @@ def tensors(value: float = 0.5) -> dict[str, torch.Tensor]:
 
 
 def save(folder: Path, step: int, value: float = 0.5, keep: int = 1) -> Path:
-    checkpointer = ckpt.AsyncCheckpointer(folder, keep)
+    checkpointer = checkpointing.AsyncCheckpointer(folder, keep)
     assert checkpointer.save(step, tensors(value), {"config": {"lr": 0.1}}) == []
     saved = checkpointer.wait()
     checkpointer.close()
@@ -58,7 +60,7 @@ def test_changes_during_a_save_are_not_saved(tmp_path: Path, monkeypatch: pytest
     released, changing = threading.Event(), tensors()
     write = filesystem._write_files_from_queue
     monkeypatch.setattr(filesystem, "_write_files_from_queue", lambda **given: released.wait(30) and write(**given))
-    checkpointer = ckpt.AsyncCheckpointer(tmp_path, keep=1)
+    checkpointer = checkpointing.AsyncCheckpointer(tmp_path, keep=1)
     checkpointer.save(1, changing, {})
     for tensor in changing.values():
         tensor.zero_()
@@ -73,7 +75,7 @@ def test_changes_during_a_save_are_not_saved(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_save_waits_for_the_previous_one(tmp_path: Path) -> None:
-    checkpointer = ckpt.AsyncCheckpointer(tmp_path, keep=5)
+    checkpointer = checkpointing.AsyncCheckpointer(tmp_path, keep=5)
     assert checkpointer.save(1, tensors(0.25), {}) == []
     (first,) = checkpointer.save(2, tensors(0.5), {})
     assert first.path == tmp_path / "step-00000001"
@@ -241,7 +243,7 @@ def test_a_failed_read_is_not_damage(world: Path, tmp_path: Path, monkeypatch: p
             raise OSError(5, "Input/output error")
         return sha256(file)
 
-    monkeypatch.setattr(ckpt.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setattr(ckpt, "sha256", unreliable)
     ckpt.verify(path)
     failures = iter([True] * 100)
@@ -263,7 +265,7 @@ def test_missing_checkpoints_are_an_error(world: Path, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_shared_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".partial-step-00000001").mkdir()
     with pytest.raises(OSError, match=r"rank 0 cannot see .*: all nodes must share the folder of the run"):
-        ckpt.publish(tmp_path, tmp_path / ".partial-step-00000001", {"step": 1}, {"shard-00002-x": "0"}, 1)
+        checkpointing.publish(tmp_path, tmp_path / ".partial-step-00000001", {"step": 1}, {"shard-00002-x": "0"}, 1)
     assert ckpt.list_checkpoints(tmp_path) == []
 
 
@@ -322,7 +324,9 @@ def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(
     assert float(ckpt.load(path).tensors["model/a"][0]) == 0.75
 
 
-@pytest.mark.parametrize("place", [(ckpt, "sha256"), (ckpt, "_sync"), (filesystem, "_write_files_from_queue")])
+@pytest.mark.parametrize(
+    "place", [(checkpointing, "sha256"), (checkpointing, "_sync"), (filesystem, "_write_files_from_queue")]
+)
 def test_a_failed_write_leaves_the_previous_checkpoint(
     place: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

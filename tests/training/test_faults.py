@@ -67,8 +67,8 @@ def test_random_kills_do_not_change_the_result(uninterrupted: tuple[RunConfig, P
     ("module", "name", "number"),
     [
         ("torch.distributed.checkpoint.filesystem", "_write_files_from_queue", 3),  # before the tensors are written
-        ("triptych.training.checkpoint", "sha256", 5),  # after the tensors are written
-        ("triptych.training.checkpoint", "_sync", 11),  # when everything is written, before the rename
+        ("triptych.training.checkpointer", "sha256", 5),  # after the tensors are written
+        ("triptych.training.checkpointer", "_sync", 11),  # when everything is written, before the rename
         ("os", "replace", 9),
     ],
 )

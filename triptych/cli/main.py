@@ -74,7 +74,7 @@ examples:
   triptych demo                                      the demo model in every direction, as a page to look at
   triptych generate text-to-image "two cats"         one image
   triptych tokenize photos/ --out data/photos        your own images with captions (cat.png + cat.txt)
-  triptych train scenes data=data/photos             train on them
+  triptych train nano                                a minute of training on the toy dataset
 
 `triptych COMMAND --help` explains a command, with examples. `triptych --version` prints the version."""
 

@@ -15,7 +15,9 @@ Train a model by a recipe, or resume a run that was stopped: the same command co
 examples:
   triptych train nano                                   a minute on a laptop, to see the loss fall
   triptych train scenes --out runs/scenes               the demo model, some hours on two cores
-  triptych train scenes data=data/photos --out runs/photos           on your data (see `triptych tokenize`)
+  triptych train nano data=data/photos validation_data= loader.task_weights.text=0 \
+      loader.task_weights.audio-text=0 prompts.words= prompts.caption_prompt= --out runs/photos
+                                                        on your captioned images (see `triptych tokenize`)
   triptych train scenes optimizer.lr=2e-3 num_steps=5000 model.width=256
   triptych train scenes norm=sequence corrupt.schedule=cosine loader.task_weights.text=0.3
 

@@ -120,7 +120,7 @@ def source_weights(
         if not members:
             raise UserError(
                 f"task {task.label!r} has weight {task_weights[task.label]:g} but no dataset. "
-                "Add a dataset for it, or set its weight to 0."
+                f"Add a dataset for it, or give it no weight: loader.task_weights.{task.label}=0."
             )
         within = _weights_within(task, [(names[i], sizes[i]) for i in members], dataset_weights)
         for i, weight in zip(members, within):

@@ -18,6 +18,7 @@ from triptych.errors import CheckpointError, UserError
 from triptych.model.flops import count_parameters
 from triptych.model.transformer import Transformer
 from triptych.training import checkpoint as ckpt
+from triptych.training.checkpointer import AsyncCheckpointer, SaveResult
 from triptych.training.distributed import gather_model, is_sharded, local
 from triptych.training.guard import HangWatchdog, LossSpikeDetector
 from triptych.training.logging import Logger, NullLog, RunLog, environment
@@ -87,7 +88,7 @@ class _Trainer:
         self.run, self.loader, self.validator = run, loader, validator
         self.records, self.signals, self.watchdog, self.on_validation = records, signals, watchdog, on_validation
         self.meter = Meter(run.config, run.bundle.vocabulary, records, peak_flops)
-        self.checkpointer = ckpt.AsyncCheckpointer(run.checkpoints, run.config.keep_last_checkpoints, run.ranks)
+        self.checkpointer = AsyncCheckpointer(run.checkpoints, run.config.keep_last_checkpoints, run.ranks)
         self.next_save = _next_multiple(run.state.step, run.config.save_every)
         self.start = time.monotonic()
 
@@ -167,7 +168,7 @@ class _Trainer:
                     + (f"resumes from {checkpoints[-1].name}." if checkpoints else "starts again at step 0.")
                 )
 
-    def _record_save(self, result: ckpt.SaveResult) -> None:
+    def _record_save(self, result: SaveResult) -> None:
         if result.path is None:
             self.records("not saved", step=result.step, problem=result.problem)
             self.next_save = min(self.next_save, self.run.state.step + max(1, self.run.config.save_every // 10))

@@ -17,13 +17,14 @@ from triptych.model.memory_advice import memory_advice
 from triptych.model.transformer import Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training import checkpoint as ckpt
+from triptych.training.checkpointer import check_writable
 from triptych.training.config import RunConfig
 from triptych.training.distributed import build_mesh, build_sharded, local, write_weight
 from triptych.training.guard import GuardState
 from triptych.training.logging import read_records
 from triptych.training.ranks import Ranks
 from triptych.training.state import FolderLock, Run, TrainState
-from triptych.training.step import build_model, build_optimizer
+from triptych.training.step import build_model, build_optimizer, init_optimizer_state
 from triptych.utils.config import differences
 
 
@@ -50,7 +51,7 @@ def open_run(
         if newest is not None:
             run.restore(newest)
         check_data(config, bundle)
-        ranks.run_on_rank0(lambda: ckpt.check_writable(run.checkpoints))
+        ranks.run_on_rank0(lambda: check_writable(run.checkpoints))
     except BaseException:
         lock.release(undo=True)
         raise
@@ -89,7 +90,7 @@ def _initial_state(
     optimizer = build_optimizer(model, config.resolved)
     ema = None
     with explain_out_of_memory(config, bundle, ranks, device, "at the start"):
-        ckpt.init_optimizer_state(model, optimizer)
+        init_optimizer_state(model, optimizer)
         if config.ema_decay is not None:
             ema = build_sharded(model.config, bundle.vocabulary, config.parallel, mesh, device)
             ema.requires_grad_(False)
@@ -124,7 +125,7 @@ def need_data(config: RunConfig) -> None:
     """Raise an error with the next command if the run has no data or a dataset is missing."""
     own = (
         "For your own files, run `triptych tokenize FOLDER --out data/mine`, then "
-        f"`triptych train {config.recipe} data=data/mine`."
+        f"`triptych train {config.recipe} data=data/mine` (docs/training.md has the whole command)."
     )
     if not config.data:
         raise UserError(f"the recipe {config.recipe!r} names no data. {own}")

@@ -42,8 +42,13 @@ class TrainState:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors of a checkpoint, by name. Not copies."""
-        return ckpt.run_tensors(self.model, self.optimizer, self.ema)
+        """All tensors of a checkpoint, by parameter name rather than by index in a group. Not copies."""
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        if self.ema is not None:
+            tensors |= {f"ema/{name}": value for name, value in self.ema.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            tensors |= {f"optimizer/{name}/{key}": value for key, value in self.optimizer.state[parameter].items()}
+        return tensors
 
 
 @dataclass

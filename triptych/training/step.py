@@ -195,6 +195,16 @@ def build_optimizer(model: nn.Module, transfer: Transfer) -> torch.optim.AdamW:
     return torch.optim.AdamW(param_groups, fused=True)
 
 
+def init_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Create the optimizer's state before its first step, so that a checkpoint can be loaded into it."""
+    for _, parameter in model.named_parameters():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
+
+
 @torch.no_grad()
 def update_ema(ema: nn.Module, model: nn.Module, decay: float) -> None:
     """Move the average towards the model's weights: ema = decay * ema + (1 - decay) * model."""
