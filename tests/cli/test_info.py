@@ -33,6 +33,14 @@ def test_info_of_the_demo_model(capsys: pytest.CaptureFixture) -> None:
     assert facts["directions"] == list(DIRECTIONS)
 
 
+def test_json_goes_to_a_file_and_takes_no_other_argument(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["models", "--json", str(tmp_path / "new" / "models.json")]) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads((tmp_path / "new" / "models.json").read_text())[0]["model"] == "scenes"
+    assert main(["info", "--json", "scenes"]) == 2
+    assert "expected the name of a .json file or -, got 'scenes'; put --json last" in capsys.readouterr().err
+
+
 def test_info_of_a_model_without_a_word_list(small_model: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["info", str(small_model)]) == 0
     text = capsys.readouterr().out

@@ -55,8 +55,19 @@ def add_model(parser: argparse.ArgumentParser, default: str = "scenes") -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """--json means the same in every command: the result as JSON, on standard output or in a file."""
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="print the result as JSON, or write it to FILE"
+        "--json",
+        nargs="?",
+        const="-",
+        type=_json_target,
+        metavar="FILE",
+        help="print the result as JSON, or write it to FILE.json",
     )
+
+
+def _json_target(text: str) -> str:
+    if text != "-" and not text.lower().endswith(".json"):  # most likely the next argument
+        raise argparse.ArgumentTypeError(f"expected the name of a .json file or -, got {text!r}; put --json last")
+    return text
 
 
 def write_json(result: Any, target: str) -> None:
