@@ -85,10 +85,10 @@ def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
     def evaluate(table: MultiplierTable, seed: int) -> float:
         return train_in_memory(with_table(config, table, seed, args.out / "tables"), bundle).loss
 
-    found = search.table(search_modules(search, evaluate, args.out, args.rounds).incumbent)
-    found.save(args.out / "table.json")
+    best_table = search.table(search_modules(search, evaluate, args.out, args.rounds).incumbent)
+    best_table.save(args.out / "table.json")
     others = {name: _usable(MULTIPLIER_TABLES[name], config.optimizer.beta1, config.optimizer.beta2) for name in OTHERS}
-    compare({**others, "found": found}, evaluate, args.out, args.seeds)
+    compare({**others, "found": best_table}, evaluate, args.out, args.seeds)
     return True
 
 
