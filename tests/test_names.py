@@ -14,15 +14,17 @@ LEGACY = ROOT / "triptych" / "utils" / "legacy.py"  # the one table of old names
 
 # fmt: off
 IDENTIFIERS = {
-    "look", "looks", "_Look", "judge_looks", "Settings", "guidance", "unsaid", "at_once", "guide", "constrain", "temper",
-    "asked_n", "Places", "is_by_hand", "Tagged", "Load", "_Kept", "_Table", "begin_with", "begin_moments",
-    "HeldOut", "NotNow", "Ahead", "Spikes", "most_in_a_row", "apart", "on_first", "from_first", "rehearse", "Dealt",
-    "Swept", "Planned", "carry_out", "train_briefly", "antimask", "z_weight", "Sound", "speak", "infill_sound", "EMBEDDED",
-    "picture", "pictures", "sound", "sounds", "verb", "Verb", "found", "Records", "Group", "Estimate", "Layout", "PRESETS",
+    "Ahead", "Dealt", "EMBEDDED", "Estimate", "Group", "HeldOut", "Layout", "Load", "NotNow", "PRESETS",
+    "Places", "Planned", "Records", "Settings", "Sound", "Spikes", "Swept", "Tagged", "Verb", "_Kept", "_Look",
+    "_Table", "antimask", "apart", "asked_n", "at_once", "begin_moments", "begin_with", "carry_out",
+    "constrain", "found", "from_first", "guidance", "guide", "infill_sound", "is_by_hand", "judge_looks",
+    "look", "looks", "most_in_a_row", "on_first", "picture", "pictures", "rehearse", "sound", "sounds",
+    "speak", "temper", "train_briefly", "unsaid", "verb", "z_weight",
 }
 PHRASES = (
-    "embedded world", "embedded model", "embedded tokenizers", "begin anew", "begins anew", "goes on from", "go on after",
-    "in any company", "mended", "is made if need be", "of late", "--meet", "--rehearse", "--only-draw", "--half",
+    "embedded world", "embedded model", "embedded tokenizers", "begin anew", "begins anew", "goes on from",
+    "go on after", "in any company", "mended", "is made if need be", "of late", "--meet", "--rehearse",
+    "--only-draw", "--half",
 )
 # fmt: on
 ALLOWED = {

@@ -17,6 +17,6 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = Transformer(shape, bundle.vocabulary)
     initialise(network, 1)
     limits = Limits(seq_len=224, text_slot=12, audio_slot=32)
-    return Pipeline(network, bundle, limits).save_pretrained(
+    return Pipeline(network, bundle, limits, preset="scenes").save_pretrained(
         tmp_path_factory.mktemp("models") / "small", builtin_tokenizers="scenes"
     )

@@ -41,8 +41,10 @@ def fails(words: list[str], capsys: pytest.CaptureFixture, code: int = 2) -> str
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["text-to-imge", "a cat"], "unknown name 'text-to-imge'. Did you mean 'text-to-image'?"),
-        (["image", "a cat"], "Did you mean 'image-to-speech' or 'infill-image' or 'speech-to-image'?"),
+        (["text-to-imge", "a cat"], "unknown direction 'text-to-imge'. Did you mean 'text-to-image'"),
+        (["image", "a cat"], "unknown direction 'image'. Did you mean 'text-to-image'?"),
+        (["text_to_image", "a cat"], "unknown direction 'text_to_image'. Did you mean 'text-to-image'?"),
+        (["tts", "a cat"], "unknown direction 'tts'. Did you mean 'text-to-speech'?"),
         (["text-to-image"], "the following arguments are required: INPUT"),
         (["text-to-image", "a", "cat"], "`generate text-to-image` takes TEXT, got 2 inputs. Put texts in quotes."),
         (["text-to-image", " "], "expected a text, got an empty one."),

@@ -55,7 +55,8 @@ def test_models_lists_built_in_saved_and_trained_ones(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(small_model, tmp_path / "models" / "mine")
-    (tmp_path / "runs" / "a" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "checkpoints" / "step-00000010").mkdir(parents=True)
+    (tmp_path / "runs" / "refused" / "checkpoints").mkdir(parents=True)
     (tmp_path / "runs" / "notes").mkdir()
     assert main(["models", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
@@ -83,13 +84,21 @@ def test_completion_knows_every_command(shell: str, capsys: pytest.CaptureFixtur
         (["generate", "text-to-i"], {"text-to-image"}),
         (["generate", "caption", "--gui"], {"--guidance-scale"}),
         (["plan", "gr"], {"grid"}),
+        (["generate", "caption", "--sampler", "mask"], {"maskgit"}),
+        (["generate", "caption", "--model", "sc"], {"scenes"}),
+        (["generate", "caption", "some"], {"some file.png"}),
+        (["generate", "caption", "--out", "some"], {"some file.png"}),
+        (["train", "na"], {"nano"}),
+        (["da"], {"data"}),
         (["train", "scenes", "--print"], {"--print-config"}),
     ],
 )
-def test_bash_completes(words: list[str], expected: set[str], capsys: pytest.CaptureFixture) -> None:
+def test_bash_completes(words: list[str], expected: set[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "some file.png").touch()
+    (tmp_path / "data").mkdir()
     main(["completion", "bash"])
     script = capsys.readouterr().out
     line = " ".join(f"'{word}'" for word in words)
     script += f"COMP_WORDS=(triptych {line}); COMP_CWORD={len(words)}; _triptych; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    result = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True)
-    assert set(result.stdout.split()) == expected, result.stderr
+    result = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert set(result.stdout.splitlines()) == expected, result.stderr

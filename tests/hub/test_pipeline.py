@@ -32,12 +32,12 @@ def pipe():
     bundle = TokenizerBundle.load("scenes")
     model = Transformer(SHAPE, bundle.vocabulary)
     initialise(model, 1)
-    return Pipeline(model, bundle, LIMITS)
+    return Pipeline(model, bundle, LIMITS, preset="scenes")
 
 
 @pytest.fixture(scope="module")
 def knows_words(pipe):
-    return Pipeline(pipe.model, pipe.bundle, replace(LIMITS, words=grammar.words()))
+    return Pipeline(pipe.model, pipe.bundle, replace(LIMITS, words=grammar.words()), preset="scenes")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_an_answer_is_what_follows_the_question(pipe, image, monkeypatch):
 
 def test_a_caption_starts_with_a_prompt(pipe, image):
     """The model's own is cut off the answer, a user's is not; both are seen by the model."""
-    prompted = Pipeline(pipe.model, pipe.bundle, replace(LIMITS, caption_prompt="a picture of"))
+    prompted = Pipeline(pipe.model, pipe.bundle, replace(LIMITS, caption_prompt="a picture of"), preset="scenes")
     bare = prompted.caption(image, prompt="")
     assert bare == pipe.caption(image)
     full = prompted.caption(image, prompt="a picture of")
@@ -159,6 +159,7 @@ def test_any_canvas(pipe):
     assert "seeds must lie between 0 and 2^64 - 1, got -1" in message_of(
         lambda: pipe.fill([canvas], SamplingConfig(), -1)
     )
+    assert "seed must be a whole number" in message_of(lambda: pipe.text_to_image("a cat", seed="x"))
     assert "2^64 - 1, got 184" in message_of(lambda: pipe.fill([canvas], SamplingConfig(), 2**64))
 
 
@@ -293,7 +294,7 @@ def test_a_sound_of_another_rate_is_the_same_sound(pipe, tone):
 
 
 def test_a_model_trained_without_open_ends_needs_a_length(pipe, image, tone):
-    plain = Pipeline(pipe.model, pipe.bundle, Limits(seq_len=224, text_slot=None, audio_slot=None))
+    plain = Pipeline(pipe.model, pipe.bundle, Limits(seq_len=224, text_slot=None, audio_slot=None), preset="scenes")
     for call in (
         lambda: plain.caption(image),
         lambda: plain.answer(image, "is there a cat?"),
@@ -317,7 +318,9 @@ def test_a_model_trained_without_open_ends_needs_a_length(pipe, image, tone):
     assert "num_tokens must be a whole number of at least 1, got 0" in message_of(
         lambda: plain.complete("a cat", num_tokens=0)
     )
-    assert "and this model takes at most" in message_of(lambda: plain.complete("a cat", num_tokens=500))
+    assert "num_tokens must be at most 217 after the 2 tokens of 'a cat', got 500" in message_of(
+        lambda: plain.complete("a cat", num_tokens=500)
+    )
     assert "give it with seconds=S" in message_of(lambda: plain.text_to_speech("a cat"))
     assert plain.text_to_speech("a cat", seconds=0.4, **QUICK).seconds == pytest.approx(0.4)
     assert "between 0.04 and 8.76" in message_of(lambda: plain.text_to_speech("a cat", seconds=9))
@@ -480,6 +483,9 @@ def test_the_call_finds_the_direction(pipe, image, tone):
     ]
     for found, expected in spoken:
         assert found.samples.tobytes() == expected.samples.tobytes()
+    for call in (lambda: pipe("a cat"), lambda: pipe(prompt="a cat"), lambda: pipe(text="a cat")):
+        assert 'say what to make: pipe(output="image", text="a cat")' in message_of(call)
+    assert "'prompt': use text=TEXT" in message_of(lambda: pipe(output="image", prompt="a cat"))
     assert "output must be text, image or audio, got 'video'" in message_of(lambda: pipe(output="video", text="a"))
     assert "there is no direction from audio and image to text" in message_of(
         lambda: pipe(output="text", image=image, audio=tone)
@@ -535,8 +541,17 @@ def test_devices_that_are_not_there_are_one_line(pipe, saved):
     if not torch.cuda.is_available():
         assert "'cuda' cannot be used: PyTorch finds no CUDA device" in message_of(lambda: pipe.to("cuda"))
     assert "unknown device 'cudda'" in message_of(lambda: Pipeline.from_pretrained(saved, device="cudda"))
-    with pytest.raises(TypeError, match="torch_dtype"):
-        Pipeline.from_pretrained(saved, torch_dtype="float16")
+    assert "'torch_dtype': use dtype=DTYPE" in message_of(
+        lambda: Pipeline.from_pretrained(saved, torch_dtype="float16")
+    )
+    assert "'device_map': use device=DEVICE" in message_of(lambda: Pipeline.from_pretrained(saved, device_map="auto"))
+    assert "unknown argument 'devise'. Did you mean 'device'?" in message_of(
+        lambda: Pipeline.from_pretrained(saved, devise="cpu")
+    )
+    assert "`to` takes a device" in message_of(lambda: pipe.to(torch.float16))
+    half = Pipeline.from_pretrained(saved, dtype=torch.bfloat16)
+    assert next(half.model.parameters()).dtype == torch.bfloat16
+    assert repr(half).startswith("Pipeline(0.1M parameters, 2,085 ids, preset 'scenes', cpu)")
 
 
 def changed(folder, **fields):

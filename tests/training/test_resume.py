@@ -273,7 +273,7 @@ def test_init_from_refuses_a_model_of_another_shape(world: Path, tmp_path: Path)
     for changed, tokenizers, message in [
         (wider, bundle, r"other tokenizers: model\.d_ff was 24, is 32"),
         (replace(config, init_from=saved), others, r"other tokenizers: vocabulary was '[0-9a-f]{64}', is"),
-        (replace(config, init_from=str(tmp_path / "first")), bundle, "is not a saved Triptych model"),
+        (replace(config, init_from=str(tmp_path / "first")), bundle, "is a run; export it first: `triptych export"),
     ]:
         with pytest.raises(CheckpointError, match=message), open_run(changed, tmp_path / "next", tokenizers, CPU):
             pass

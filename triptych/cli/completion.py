@@ -3,19 +3,32 @@
 import argparse
 
 from triptych.cli.command import USE, Command, one_of
+from triptych.hub.directions import DIRECTIONS
+from triptych.hub.source import BUILTIN_MODELS
+from triptych.sample.names import PRESET_NAMES, SAMPLER_NAMES
 
 _BASH = """\
 # Triptych's completion for bash: eval "$(triptych completion bash)"
 _triptych() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" line="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" words=""
+    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    local line="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" options="" values="" first=""
     case "$line" in
 {cases}
-    *) words="" ;;
     esac
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
-    [ ${{#COMPREPLY[@]}} -gt 0 ] || COMPREPLY=($(compgen -f -- "$word"))
+    COMPREPLY=()
+    if [[ "$word" == -* ]]; then
+        COMPREPLY=($(compgen -W "$options" -- "$word"))
+    elif [[ -n "$values" ]]; then
+        COMPREPLY=($(compgen -W "$values" -- "$word"))
+    elif [[ -n "$first" ]]; then
+        COMPREPLY=($(compgen -W "$first" -- "$word"))
+    fi
+    if [[ ${{#COMPREPLY[@]}} -eq 0 && "$word" != -* ]]; then
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+    fi
 }}
-complete -o filenames -F _triptych triptych
+complete -F _triptych triptych
 """
 
 _ZSH = """\
@@ -38,47 +51,67 @@ examples:
 def _run(args: argparse.Namespace) -> None:
     from triptych.cli.main import COMMANDS, parser_of
 
-    words = {name: _words(parser_of(name)) for name in COMMANDS}
+    parsers: dict[str, argparse.ArgumentParser] = {name: parser_of(name) for name in COMMANDS}
     if args.shell == "fish":
-        print(_fish(words), end="")
+        print(_fish(parsers), end="")
         return
-    print((_ZSH if args.shell == "zsh" else "") + _bash(words), end="")
+    print((_ZSH if args.shell == "zsh" else "") + _bash(parsers), end="")
 
 
-def _words(parser: argparse.ArgumentParser) -> list[str]:
-    """What may follow a command: its options, and names that argparse lists in braces."""
-    words = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    for action in parser._actions:
-        if not action.option_strings and isinstance(action.metavar, str) and action.metavar.startswith("{"):
-            words += action.metavar.strip("{}").split(",")
-    return words
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
 
 
-def _bash(words: dict[str, list[str]]) -> str:
-    first = sorted({name.split()[0] for name in words})
-    cases = [f'    "") words="{" ".join(first)}" ;;']
-    for group in sorted({name.split()[0] for name in words if " " in name}):
-        seconds = [name.split()[1] for name in words if name.startswith(f"{group} ")]
-        own = words.get(group, [])
-        cases.append(f'    "{group}") words="{" ".join([*seconds, *own])}" ;;')
+def _values(name: str, parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """What may follow the command itself (key "") and each of its options, where these are names."""
+    values = {
+        option: action.metavar.strip("{}").split(",")
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--") and isinstance(action.metavar, str) and action.metavar.startswith("{")
+    }
+    values |= {"--sampler": list(SAMPLER_NAMES), "--preset": list(PRESET_NAMES), "--model": list(BUILTIN_MODELS)}
+    first = {"generate": list(DIRECTIONS), "info": list(BUILTIN_MODELS), "completion": ["bash", "zsh", "fish"]}
+    first |= {
+        command: ["scenes", "nano", "proxy", "paper_base", "paper_3b"] for command in ("train", "plan", "plan grid")
+    }
+    options = {option for action in parser._actions for option in action.option_strings}
+    return {key: words for key, words in values.items() if key in options} | {"": first.get(name, [])}
+
+
+def _bash(parsers: dict[str, argparse.ArgumentParser]) -> str:
+    cases = [f'    "") first="{" ".join(sorted({name.split()[0] for name in parsers}))}" ;;']
+    for group in sorted({name.split()[0] for name in parsers if " " in name}):
+        seconds = [name.split()[1] for name in parsers if name.startswith(f"{group} ")]
+        own = parsers.get(group)
+        names, options = (_values(group, own)[""], _options(own)) if own else ([], [])
+        cases.append(f'    "{group}") first="{" ".join([*seconds, *names])}" options="{" ".join(options)}" ;;')
     # Longer names first: `plan grid` before `plan`.
-    for name in sorted(words, key=len, reverse=True):
-        cases.append(f'    "{name}"*) words="{" ".join(words[name])}" ;;')
+    for name in sorted(parsers, key=len, reverse=True):
+        values, flags = _values(name, parsers[name]), " ".join(_options(parsers[name]))
+        if values[""]:
+            cases.append(f'    "{name}") first="{" ".join(values[""])}" options="{flags}" ;;')
+        by_option = [f'{key}) values="{" ".join(words)}" ;;' for key, words in values.items() if key]
+        inner = f'case "$before" in {" ".join(by_option)} esac' if by_option else ":"
+        cases.append(f'    "{name}"|"{name} "*) options="{flags}"; {inner} ;;')
     return _BASH.format(cases="\n".join(cases))
 
 
-def _fish(words: dict[str, list[str]]) -> str:
-    lines = ["# Triptych's completion for fish", "complete -c triptych -n __fish_use_subcommand -f"]
-    for first in sorted({name.split()[0] for name in words}):
+def _fish(parsers: dict[str, argparse.ArgumentParser]) -> str:
+    lines = ["# Triptych's completion for fish"]
+    for first in sorted({name.split()[0] for name in parsers}):
         lines.append(f"complete -c triptych -n __fish_use_subcommand -f -a {first}")
-    for name, options in words.items():
+    for name, parser in parsers.items():
         parts = name.split()
         seen = "; and ".join(f"__fish_seen_subcommand_from {part}" for part in parts)
         if len(parts) == 2:
             lines.append(f"complete -c triptych -n '__fish_seen_subcommand_from {parts[0]}' -f -a {parts[1]}")
-        for option in options:
-            form = f"-l {option[2:]}" if option.startswith("--") else f"-f -a {option}"
-            lines.append(f"complete -c triptych -n '{seen}' {form}")
+        values = _values(name, parser)
+        if values[""]:
+            lines.append(f"complete -c triptych -n '{seen}' -a '{' '.join(values[''])}'")
+        for option in _options(parser):
+            names = f" -x -a '{' '.join(values[option])}'" if option in values else ""
+            lines.append(f"complete -c triptych -n '{seen}' -l {option[2:]}{names}")
     return "\n".join(lines) + "\n"
 
 

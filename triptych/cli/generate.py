@@ -40,7 +40,7 @@ examples:
   triptych generate infill-text "a picture of {GAP} red {GAP}" cats.png
   triptych generate text-to-image "a cat" -n 100 --out cats/cat.png --sampler remdm --sampler-option eta=0.1"""
     parser.usage = "triptych generate DIRECTION INPUT [INPUT] [options]"
-    parser.add_argument("direction", **one_of(list(DIRECTIONS)))
+    parser.add_argument("direction", metavar="DIRECTION", help="one of the names above")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="text in quotes, file of an image or audio, or -")
     add_model(parser)
     parser.add_argument("--out", metavar="FILE", help="where to write; - is standard output; several are numbered")
@@ -79,7 +79,14 @@ def add_sampling(parser: argparse.ArgumentParser, title: str) -> None:
     group.add_argument(
         "--sampler-option", action="append", default=[], metavar="KEY=VALUE", help="of the sampler; may be repeated"
     )
-    group.add_argument("--steps", dest="num_steps", type=positive_int, metavar="N", help="forward passes of the model")
+    group.add_argument(
+        "--steps",
+        "--num-steps",
+        dest="num_steps",
+        type=positive_int,
+        metavar="N",
+        help="sampler steps (default: one per token)",
+    )
     group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     group.add_argument("--top-p", type=float, metavar="P")
     group.add_argument("--guidance-scale", type=float, metavar="S", help="classifier-free guidance; 1 is off")

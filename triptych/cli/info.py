@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.cli.command import USE, Command, add_json, write_json
+from triptych.errors import UserError
 from triptych.hub.directions import DIRECTIONS
 
 
@@ -127,9 +128,11 @@ def _run_models(args: argparse.Namespace) -> None:
     from triptych.hub.source import BUILTIN_MODELS, CONFIG, is_run
 
     rows = [{"model": name, "kind": "built-in"} for name in BUILTIN_MODELS]
+    for missing in (folder for folder in args.folders if not folder.is_dir()):
+        raise UserError(f"no such folder: {missing}")
     for parent in (Path("models"), Path("runs"), *args.folders):
         for folder in sorted(parent.iterdir()) if parent.is_dir() else ():
-            if is_run(folder):
+            if is_run(folder) and any((folder / "checkpoints").glob("step-*")):
                 rows.append({"model": str(folder), "kind": "training run"})
             elif (folder / CONFIG).is_file():
                 rows.append({"model": str(folder), "kind": "saved model"})

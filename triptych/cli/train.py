@@ -13,10 +13,11 @@ def _describe(parser: argparse.ArgumentParser) -> None:
 Train a model by a recipe, or resume a run that was stopped: the same command continues it.
 
 examples:
+  triptych scenes make data/scenes --text 500 --images 1000 --speech 300 --validation 50     a little data first
   triptych train nano                                   a minute on a laptop, to see the loss fall
   triptych train scenes --out runs/scenes               the demo model, some hours on two cores
-  triptych train nano data=data/photos validation_data= loader.task_weights.text=0 \
-      loader.task_weights.audio-text=0 prompts.words= prompts.caption_prompt= --out runs/photos
+  triptych train nano data=data/photos validation_data= loader.task_weights.text=0 loader.task_weights.audio-text=0 \\
+      prompts.words= prompts.caption_prompt= prompts.examples= loader.open_ends.text=100 --out runs/photos
                                                         on your captioned images (see `triptych tokenize`)
   triptych train scenes optimizer.lr=2e-3 num_steps=5000 model.width=256
   triptych train scenes norm=sequence corrupt.schedule=cosine loader.task_weights.text=0.3

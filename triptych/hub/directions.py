@@ -102,8 +102,29 @@ DIRECTIONS = {
 }
 
 
+_SHORT_FOR = {
+    "image": "text-to-image",
+    "draw": "text-to-image",
+    "speech": "text-to-speech",
+    "speak": "text-to-speech",
+    "audio": "text-to-speech",
+    "tts": "text-to-speech",
+    "asr": "transcribe",
+    "text": "complete",
+    "vqa": "answer",
+    "fill-image": "infill-image",
+    "inpaint": "infill-image",
+    "fill-text": "infill-text",
+    "fill-speech": "infill-audio",
+}
+"""What people type first, and the direction they mean; for suggestions only."""
+
+
 def direction_named(name: str) -> Direction:
     if name not in DIRECTIONS:
+        meant = _SHORT_FOR.get(name.lower(), name.lower().replace("_", "-"))
+        if meant in DIRECTIONS:
+            raise UserError(f"unknown direction {name!r}. Did you mean {meant!r}?")
         raise UserError(f"unknown direction {name!r}.{did_you_mean(name, list(DIRECTIONS))}")
     return DIRECTIONS[name]
 

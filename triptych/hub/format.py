@@ -84,15 +84,21 @@ class SavedModel:
     """SPDX identifier or name of the licence of the weights; None if the maker has not chosen one."""
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of one of the names in `DtypeName`."""
+def torch_dtype(name: str | torch.dtype) -> torch.dtype:
+    """The torch dtype of one of the names in `DtypeName`; a torch dtype of such a name is taken as it is."""
+    if isinstance(name, torch.dtype):
+        name = str(name).removeprefix("torch.")
     if name not in get_args(DtypeName):
         raise UserError(f"unknown dtype {name!r}.{did_you_mean(name, list(get_args(DtypeName)))}")
     return getattr(torch, name)
 
 
 def write_model(
-    folder: Path, saved: SavedModel, *, dtype: DtypeName | None = None, builtin_tokenizers: str | None = None
+    folder: Path,
+    saved: SavedModel,
+    *,
+    dtype: DtypeName | torch.dtype | None = None,
+    builtin_tokenizers: str | None = None,
 ) -> None:
     """Write a folder. `builtin_tokenizers` is the name of built-in tokenizers to refer to instead of copying them."""
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in saved.model.state_dict().items()}

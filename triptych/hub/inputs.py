@@ -44,7 +44,10 @@ class Inputs:
         if num_tokens is not None:
             if isinstance(num_tokens, bool) or not isinstance(num_tokens, int | np.integer) or num_tokens < 1:
                 raise UserError(f"num_tokens must be a whole number of at least 1, got {num_tokens!r}.")
-            self._check_length(len(ids) + int(num_tokens), prefix)
+            longest = self.limits.longest(self.limits.text_slot)
+            if len(ids) + num_tokens > longest:
+                after = f" after the {len(ids)} tokens of {prefix[:50]!r}" if len(ids) else ""
+                raise UserError(f"num_tokens must be at most {longest - len(ids)}{after}, got {num_tokens}.")
             return Span(Modality.TEXT, np.concatenate([ids, np.full(num_tokens, MASKED, np.int64)]))
         if self.limits.text_slot is None:
             raise UserError(

@@ -12,7 +12,7 @@ when it is requested alone with that seed. Images may be paths, PIL images, arra
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
@@ -77,6 +77,9 @@ _INSTEAD = {
     "max_length": "use num_tokens=N",
     "top_k": "use top_p=P",
     "do_sample": "use temperature=0 for greedy sampling",
+    "prompt": "use text=TEXT",
+    "torch_dtype": "use dtype=DTYPE",
+    "device_map": "use device=DEVICE",
 }
 """Keyword arguments of other libraries, and what to use here."""
 
@@ -90,7 +93,7 @@ class Pipeline:
         bundle: TokenizerBundle,
         limits: Limits,
         *,
-        preset: str = "scenes",
+        preset: str = "paper",
         card: str | None = None,
         license: str | None = None,
     ):
@@ -113,8 +116,15 @@ class Pipeline:
 
     def to(self, device: str | torch.device) -> "Pipeline":
         """Move the model to a device: "auto", "cpu", "cuda", "mps"."""
+        if isinstance(device, torch.dtype):
+            raise UserError("`to` takes a device; the precision is chosen by from_pretrained(..., dtype=DTYPE).")
         self.model.to(resolve_device(device))
         return self
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        size = f"{count / 1e6:.1f}M parameters, {self.vocabulary.size:,} ids"
+        return f"Pipeline({size}, preset {self.preset!r}, {self.device})"
 
     # -- loading and saving -------------------------------------------------------------------------------------------
 
@@ -124,10 +134,11 @@ class Pipeline:
         source: str | Path,
         *,
         device: str | torch.device = "auto",
-        dtype: DtypeName = "float32",
+        dtype: DtypeName | torch.dtype = "float32",
         revision: str | None = None,
         cache_dir: str | Path | None = None,
         token: str | bool | None = None,
+        **unknown: Any,
     ) -> "Pipeline":
         """Load a model.
 
@@ -137,6 +148,7 @@ class Pipeline:
             pipe = Pipeline.from_pretrained("scenes")
             pipe = Pipeline.from_pretrained("runs/mine", device="cuda", dtype="bfloat16")
         """
+        _refuse(unknown, ("device", "dtype", "revision", "cache_dir", "token"))
         precision = torch_dtype(dtype)
         check_source(source)
         place = resolve_device(device)
@@ -499,8 +511,8 @@ class Pipeline:
 
     def __call__(
         self,
-        *,
-        output: str,
+        *positional: Any,
+        output: str | None = None,
         text: str | None = None,
         image: ImageLike | None = None,
         audio: AudioLike | None = None,
@@ -514,6 +526,12 @@ class Pipeline:
             pipe(output="text", image="cats.png", text="how many cats are there?")
             pipe(output="image", image="cats.png", text="a dog", box=(0, 0, 32, 64))
         """
+        if positional or output is None:
+            raise UserError(
+                'say what to make: pipe(output="image", text="a cat"), or use a method: pipe.text_to_image("a cat").'
+            )
+        if "prompt" in options and text is None:
+            _refuse({"prompt": options["prompt"]}, ())
         given = {kind: item for kind, item in (("text", text), ("image", image), ("audio", audio)) if item is not None}
         region = next((name for name in ("box", "interval") if options.get(name) is not None), None)
         direction = direction_for(output, given, region=region, has_gap=isinstance(text, str) and GAP in text)
@@ -539,7 +557,10 @@ class Pipeline:
 
             pipe.fill([Canvas(text, masked(Modality.IMAGE, 16))], SamplingConfig(num_steps=8))
         """
-        seeds = list(seed) if isinstance(seed, Sequence) else [int(seed) + i for i in range(len(canvases))]
+        several = isinstance(seed, Sequence) and not isinstance(seed, str)
+        if not all(isinstance(each, int | np.integer) for each in (seed if several else [seed])):  # type: ignore[union-attr]
+            raise UserError(f"seed must be a whole number, or one for each request, got {seed!r}.")
+        seeds = list(seed) if several else [int(seed) + i for i in range(len(canvases))]  # type: ignore[arg-type]
         if len(seeds) != len(canvases):
             raise UserError(f"expected one seed for all or {len(canvases)} seeds, got {len(seeds)}.")
         for number in seeds:
@@ -556,13 +577,8 @@ class Pipeline:
         name = sampling.pop("preset", None)
         presets = self._presets if name is None else _preset_named(name)
         preset = presets[use] if use is not None and use in presets else presets[target]
-        fields = list(SamplingConfig.__dataclass_fields__)
-        for key in sampling:
-            if key in _INSTEAD:
-                raise UserError(f"unknown argument {key!r}: {_INSTEAD[key]}.")
-            if key not in fields:
-                known = [*fields, "seed", "callback", "preset"]
-                raise UserError(f"unknown argument {key!r}.{did_you_mean(key, known)}")
+        fields = SamplingConfig.__dataclass_fields__
+        _refuse([key for key in sampling if key not in fields], [*fields, "seed", "callback", "preset"])
         if "sampler" in sampling and sampling["sampler"] != preset.sampler:
             preset = replace(preset, options={})  # those were another sampler's
         return replace(preset, **sampling)
@@ -625,6 +641,14 @@ def _preset_named(name: str) -> Mapping[Modality | Use, SamplingConfig]:
     if name not in SAMPLING_PRESETS:
         raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(SAMPLING_PRESETS))}")
     return SAMPLING_PRESETS[name]
+
+
+def _refuse(unknown: Iterable[str], known: Iterable[str]) -> None:
+    """Raise an error for the first of these keyword arguments, with what to use instead."""
+    for key in unknown:
+        if key in _INSTEAD:
+            raise UserError(f"unknown argument {key!r}: {_INSTEAD[key]}.")
+        raise UserError(f"unknown argument {key!r}.{did_you_mean(key, list(known))}")
 
 
 def _seed_of(sampling: Mapping[str, Any]) -> dict[str, Any]:

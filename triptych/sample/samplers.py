@@ -17,8 +17,8 @@ of filling several positions that do not see each other.
 Use: `make_sampler(name, options).run(predictor, batch, num_steps, callback)` returns tokens [B, T] with nothing masked.
 Given positions never change. Every sampler has the option `block_length`.
 
-To add a sampler, write one function and add one line to `SAMPLERS`. The function takes the sampler's options as
-keyword-only arguments, checks them, and returns a `Sampler` around a rule:
+To add a sampler, write one function, add one line to `SAMPLERS`, and its name to `sample/names.py`. The function takes
+the sampler's options as keyword-only arguments, checks them, and returns a `Sampler` around a rule:
 
     def leftmost(*, count: int = 1) -> Sampler:
         def rule(state: StepState) -> tuple[Tensor, Tensor]:

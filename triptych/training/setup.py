@@ -11,7 +11,7 @@ from triptych.data.shards import TokenDataset
 from triptych.data.steps import Step
 from triptych.errors import CheckpointError, UserError
 from triptych.hub.format import read_model
-from triptych.hub.source import BUILTIN_MODELS
+from triptych.hub.source import BUILTIN_MODELS, check_source, is_run
 from triptych.model.memory import MemoryInputs, memory
 from triptych.model.memory_advice import memory_advice
 from triptych.model.transformer import Transformer
@@ -101,10 +101,14 @@ def _initial_state(
 
 def _load_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> None:
     """Copy the weights of a saved model, which must have the same shape and tokenizers."""
-    saved = read_model(BUILTIN_MODELS.get(name, Path(name)))
+    check_source(name)
+    folder = BUILTIN_MODELS.get(name, Path(name))
+    if is_run(folder):
+        raise CheckpointError(f"init_from={name} is a run; export it first: `triptych export {name} --out MODEL`.")
+    saved = read_model(folder)
     saved_shape, own_shape = (
         {
-            "model": asdict(model.config),
+            "model": {key: value for key, value in asdict(model.config).items() if key != "init_std"},
             "vocabulary": bundle.vocabulary.fingerprint,
             "fingerprints": bundle.fingerprints,
         }
@@ -112,7 +116,9 @@ def _load_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> Non
     )
     changed = differences(saved_shape, own_shape)
     if changed:
-        raise CheckpointError(f"init_from={name} has another shape or other tokenizers: {'; '.join(changed)}.")
+        scales = any("_scale" in change for change in changed)
+        hint = " With transfer.rule=standard the run keeps the scales of the shape." if scales else ""
+        raise CheckpointError(f"init_from={name} has another shape or other tokenizers: {'; '.join(changed)}.{hint}")
     weights = saved.model.state_dict()
     for key, parameter in model.named_parameters():
         write_weight(parameter, weights[key])
