@@ -40,7 +40,7 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
     """
     import difflib
 
-    wanted = name.lower().strip("-")
+    wanted = str(name).lower().strip("-")
     if not wanted:
         return []
 
@@ -48,8 +48,8 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
         other = candidate.lower().strip("-")
         if wanted == other:
             return 2.0
-        words, others = (set(re.split(r"[^a-z0-9]+", each)) for each in (wanted, other))
-        if len(wanted) > 1 and len(other) > 1 and (words <= others or others <= words):
+        words, others = (set(re.findall(r"[a-z0-9]+", each)) for each in (wanted, other))
+        if words and others and min(len(wanted), len(other)) > 1 and (words <= others or others <= words):
             return 1.0
         return difflib.SequenceMatcher(None, wanted, other, autojunk=False).ratio()
 

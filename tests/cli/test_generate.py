@@ -235,3 +235,22 @@ def test_standard_input_and_output(model: str, tmp_path: Path) -> None:
     png = run("text-to-image", "-", "--out", "-", given=b"a cat\n")
     assert Image.open(io.BytesIO(png)).size == (64, 64)
     assert run("caption", "-", given=png).decode().endswith("\n")
+
+
+def test_a_refused_command_keeps_the_file_it_would_replace(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("keep\n")
+    words = ["generate", "complete", "two", "--out", str(path), "--force"]
+    assert main([*words, "--model", "runs/typo"]) == 2
+    assert main([*words, "--model", model, "--num-tokens", "900"]) == 2
+    assert path.read_text() == "keep\n"
+    assert main([*words, "--model", model, "--steps", "1", "-n", "2"]) == 0
+    assert len(path.read_text().splitlines()) == 2
+    assert main([*words[:3], "--out", f"{tmp_path}/"]) == 2
+    assert main([*words[:3], "--out", ".."]) == 2
+
+
+def test_two_results_do_not_share_standard_output(model: str, capsys: pytest.CaptureFixture) -> None:
+    assert "both write to standard output" in fails(["text-to-image", "a cat", "--out", "-", "--json"], capsys)

@@ -250,3 +250,11 @@ def test_help_on_a_group_lists_its_commands() -> None:
     assert done.returncode == 0
     assert "data show" in done.stdout
     assert "scenes" not in done.stdout
+
+
+def test_help_of_a_group_and_of_a_command_without_its_arguments(capsys: pytest.CaptureFixture) -> None:
+    for words in (["help", "scenes"], ["--help", "scenes"]):
+        assert main(words) == 0
+        assert "scenes make" in capsys.readouterr().out
+    assert main(["train"]) == 2
+    assert "required: RECIPE (see" in capsys.readouterr().err

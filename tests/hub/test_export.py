@@ -10,7 +10,7 @@ from train_fakes import events, run_it, tiny_run
 
 from triptych.cli.main import main
 from triptych.data.sequences import OpenEnds
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, UserError
 from triptych.hub.card import write_card
 from triptych.hub.export import model_of_run
 from triptych.hub.pipeline import Pipeline
@@ -154,3 +154,31 @@ def test_the_card_names_the_licence_that_was_chosen_and_no_other(
     assert "holds a model; use --force to replace it" in capsys.readouterr().err
     assert main(["export", str(folder), "--out", str(tmp_path / "mit"), "--force"]) == 0
     assert "cat" not in (tmp_path / "mit" / "README.md").read_text()
+
+
+def test_saving_over_another_model_leaves_nothing_of_it(trained: tuple[Path, Run], tmp_path: Path) -> None:
+    demo = Pipeline.from_pretrained("scenes")
+    demo.save_pretrained(tmp_path / "model")
+    Pipeline.from_pretrained(trained[0]).save_pretrained(tmp_path / "model")
+    assert Pipeline.from_pretrained(tmp_path / "model").vocabulary != demo.vocabulary
+    demo.save_pretrained(tmp_path / "model", builtin_tokenizers="scenes")
+    assert not (tmp_path / "model" / "tokenizers").exists()
+    Pipeline.from_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="is the folder of a run"):
+        demo.save_pretrained(trained[0])
+    with pytest.raises(UserError, match="was not trained with built-in tokenizers of the name 'nosuch'"):
+        demo.save_pretrained(tmp_path / "other", builtin_tokenizers="nosuch")
+
+
+@pytest.mark.parametrize(("world_name", "has_words"), [("scenes", True), (None, False)])
+def test_prompts_of_runs_of_earlier_versions(world_name: str | None, has_words: bool) -> None:
+    """They named the toy dataset by the key `world`; its prompts were not in the configuration."""
+    from triptych.hub.export import _current_config
+    from triptych.recipes import recipe
+    from triptych.utils.config import to_json
+
+    config = to_json(recipe("scenes"))
+    del config["prompts"], config["sampling_preset"]
+    current = _current_config({**config, "world": world_name})
+    assert bool(current["prompts"]["words"]) == has_words
+    assert current["sampling_preset"] == ("scenes" if has_words else "paper")

@@ -11,7 +11,7 @@ _BASH = """\
 # Triptych's completion for bash: eval "$(triptych completion bash)"
 _triptych() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
-    local line="${{COMP_WORDS[*]:1:COMP_CWORD-1}}" options="" values="" first=""
+    local line="${{COMP_WORDS[*]:1:$((COMP_CWORD-1))}}" options="" values="" first=""
     case "$line" in
 {cases}
     esac
@@ -25,7 +25,8 @@ _triptych() {{
     fi
     if [[ ${{#COMPREPLY[@]}} -eq 0 && "$word" != -* ]]; then
         compopt -o filenames 2>/dev/null
-        mapfile -t COMPREPLY < <(compgen -f -- "$word")
+        local IFS=$'\\n'
+        COMPREPLY=($(compgen -f -- "$word"))
     fi
 }}
 complete -F _triptych triptych
@@ -33,6 +34,7 @@ complete -F _triptych triptych
 
 _ZSH = """\
 # Triptych's completion for zsh: eval "$(triptych completion zsh)"
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 autoload -U +X bashcompinit && bashcompinit
 """
 

@@ -38,6 +38,8 @@ def _run(args: argparse.Namespace) -> None:
         runs = [str(path.parent) for path in Path("runs").glob("*/checkpoints")]
         hint = did_you_mean(str(args.run), runs) if runs else " `triptych train RECIPE --out RUN` makes one."
         raise UserError(f"{args.run} is not the folder of a run.{hint}")
+    if is_run(args.out):
+        raise UserError(f"{args.out} is the folder of a run; choose another --out.")
     if (args.out / CONFIG).exists() and not args.force:
         raise UserError(f"{args.out} holds a model; use --force to replace it, or another --out.")
     from triptych.hub.export import model_of_run

@@ -149,7 +149,7 @@ def _run(args: argparse.Namespace) -> None:
         parts = result if len(direction.outputs) > 1 else (result,)
         record: dict[str, Any] = {"seed": args.seed + number}
         for kind, part in zip(direction.outputs, parts):
-            record |= _deliver(kind, part, targets(number), direction, args)
+            record |= _deliver(kind, part, targets(number), direction, args, number)
         results.append(record)
         if args.num_samples > _BATCH and (number + 1) % _BATCH == 0:
             print(f"{number + 1} of {args.num_samples}", file=sys.stderr)
@@ -183,7 +183,7 @@ def _arguments(direction: Direction, args: argparse.Namespace) -> dict[str, Any]
         )
     if args.inputs.count("-") > 1:
         raise UserError("standard input (-) can be read once.")
-    if not 0 <= args.seed < 2**64 - args.num_samples:
+    if not 0 <= args.seed <= 2**64 - args.num_samples:
         raise UserError(f"--seed must lie between 0 and 2^64 - 1, got {args.seed}.")
     arguments: dict[str, Any] = {}
     for each, word in zip(direction.inputs, args.inputs):
@@ -212,7 +212,7 @@ def _arguments(direction: Direction, args: argparse.Namespace) -> dict[str, Any]
 def _read(kind: str, word: str, direction: Direction, name: str) -> Any:
     """A text, image or audio that a word of the command line stands for."""
     if kind == "text":
-        text = sys.stdin.read().rstrip("\n") if word == "-" else word
+        text = _stdin_text() if word == "-" else word
         if not text.strip() and direction.name != "complete":
             raise UserError(f"expected a {name}, got an empty one.")
         if direction.name == "infill-text" and GAP not in text:
@@ -222,6 +222,13 @@ def _read(kind: str, word: str, direction: Direction, name: str) -> Any:
 
     source = sys.stdin.buffer.read() if word == "-" else word
     return load_image(source) if kind == "image" else load_audio(source)
+
+
+def _stdin_text() -> str:
+    try:
+        return sys.stdin.buffer.read().decode().rstrip("\n")
+    except UnicodeDecodeError:
+        raise UserError("expected a text in UTF-8 on standard input.") from None
 
 
 def _numbers(text: str | None, count: int, option: str, form: str, kind: type) -> tuple[Any, ...]:
@@ -243,6 +250,8 @@ def _targets(direction: Direction, args: argparse.Namespace) -> Any:
     """number -> the file of that result, or None for standard output; refuses names that cannot be written."""
     kind, count = direction.output, args.num_samples
     if args.out == "-":
+        if args.json == "-" and kind != "text":
+            raise UserError("--out - and --json both write to standard output; give one of them a file.")
         if count > 1 and kind != "text":
             raise UserError("--out - writes one result; use --out FILE with --num-samples.")
         return lambda number: None
@@ -250,13 +259,16 @@ def _targets(direction: Direction, args: argparse.Namespace) -> Any:
         return (lambda number: None) if kind == "text" else _free_names(direction.name, _SUFFIXES[kind][0], count)
     out = Path(args.out)
     suffixes = _SUFFIXES[kind]
-    if not out.name or (out.suffix and out.suffix.lower() not in suffixes):
+    if (
+        out.name in ("", "..")
+        or args.out.endswith("/")
+        or out.is_dir()
+        or (out.suffix and out.suffix.lower() not in suffixes)
+    ):
         raise UserError(f"`generate {direction.name}` writes {', '.join(suffixes)}, got --out {args.out!r}.")
     out = out if out.suffix else out.with_name(out.name + suffixes[0])
     if kind == "text" or count == 1:
         check_path_free(out, force=args.force)
-        if kind == "text":
-            out.unlink(missing_ok=True)  # results are appended
         return lambda number: out
     paths = [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(count)]
     for path in paths:
@@ -272,14 +284,14 @@ def _free_names(stem: str, suffix: str, count: int) -> Any:
 
 
 def _deliver(
-    kind: str, part: Any, target: Path | None, direction: Direction, args: argparse.Namespace
+    kind: str, part: Any, target: Path | None, direction: Direction, args: argparse.Namespace, number: int
 ) -> dict[str, Any]:
     """Print a text, write a file and print its name; returns what `--json` says of it."""
     prints = args.json != "-"
     if kind == "text":
         if kind == direction.output and target is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with open(target, "a") as file:
+            with open(target, "w" if number == 0 else "a") as file:
                 file.write(f"{part}\n")
         elif prints:
             # Beside media on standard output, a text goes to standard error.

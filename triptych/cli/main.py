@@ -93,6 +93,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports what is wrong in one line, with the nearest thing that would be right."""
 
     def error(self, message: str) -> NoReturn:
+        message = message.removesuffix(", KEY=VALUE")  # argparse counts optional words as required here
         raise UserError(f"{message} (see `{self.prog} --help`)")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
@@ -166,11 +167,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words or words in (["-h"], ["--help"], ["help"]):
             print(overview())
             return 0
+        if words[0] in _HELP:  # `triptych help tokenize`
+            words = [*words[1:], "--help"]
         if len(words) == 2 and words[1] in _HELP and words[0] not in COMMANDS and _members(words[0]):
             print(_rows(_members(words[0])))
             return 0
-        if words[0] == "help":  # `triptych help tokenize`
-            words = [*words[1:], "--help"]
         if words[0] in ("-V", "--version"):
             print(f"triptych {triptych.__version__}")
             return 0

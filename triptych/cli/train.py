@@ -70,8 +70,10 @@ def _run(args: argparse.Namespace) -> None:
         from triptych.training.launch import launch
         from triptych.training.setup import need_data
         from triptych.utils.config import override
+        from triptych.utils.device import resolve_device
 
         need_data(override(recipe(args.recipe), args.changes))
+        resolve_device(args.device)  # here, so that one process reports it
         code = launch(_of_one_rank(args), args.nproc, args.max_restarts, args.nnodes, args.rdzv_endpoint)
         if code:
             raise SystemExit(code)

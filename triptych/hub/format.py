@@ -7,6 +7,7 @@ README.md           the model card
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from triptych.data.sequences import PAIR_SPECIALS
 from triptych.errors import CheckpointError, UserError, did_you_mean
-from triptych.hub.source import CONFIG
+from triptych.hub.source import CONFIG, is_run
 from triptych.model.transformer import ModelConfig, Transformer
-from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
 from triptych.utils.legacy import with_current_model_keys
 from triptych.vocab import Vocabulary
 
@@ -104,7 +105,16 @@ def write_model(
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in saved.model.state_dict().items()}
     if dtype is not None:
         weights = {name: tensor.to(torch_dtype(dtype)) for name, tensor in weights.items()}
+    if is_run(folder):
+        raise UserError(f"{folder} is the folder of a run; save the model in another one.")
+    if builtin_tokenizers is not None:
+        builtin = BUILTIN_TOKENIZERS.get(builtin_tokenizers)
+        if builtin is None or TokenizerBundle.load(builtin).fingerprints != saved.bundle.fingerprints:
+            raise UserError(f"the model was not trained with built-in tokenizers of the name {builtin_tokenizers!r}.")
     folder.mkdir(parents=True, exist_ok=True)
+    if saved.bundle.folder is None or saved.bundle.folder.resolve() != (folder / _TOKENIZERS).resolve():
+        shutil.rmtree(folder / _TOKENIZERS, ignore_errors=True)  # of a model that was saved here before
+    (folder / _CARD).unlink(missing_ok=True)
     save_file(weights, folder / WEIGHTS)
     (folder / WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
     config = {

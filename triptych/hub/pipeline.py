@@ -152,7 +152,7 @@ class Pipeline:
         precision = torch_dtype(dtype)
         check_source(source)
         place = resolve_device(device)
-        name = hub_name(str(source))
+        name = None if isinstance(source, Path) else hub_name(source)
         if name is not None:
             folder = download(name, revision=revision, cache_dir=cache_dir, token=token)
         else:
@@ -530,7 +530,7 @@ class Pipeline:
             raise UserError(
                 'say what to make: pipe(output="image", text="a cat"), or use a method: pipe.text_to_image("a cat").'
             )
-        if "prompt" in options and text is None:
+        if "prompt" in options and image is None:
             _refuse({"prompt": options["prompt"]}, ())
         given = {kind: item for kind, item in (("text", text), ("image", image), ("audio", audio)) if item is not None}
         region = next((name for name in ("box", "interval") if options.get(name) is not None), None)

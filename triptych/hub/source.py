@@ -41,7 +41,7 @@ def hub_name(source: str) -> str | None:
 def check_source(source: str | Path) -> None:
     """Refuse a name that cannot be a model, without importing torch or asking the network."""
     text = str(source)
-    if text in BUILTIN_MODELS or hub_name(text) is not None:
+    if text in BUILTIN_MODELS or (not isinstance(source, Path) and hub_name(text) is not None):
         return
     folder = Path(text)
     if folder.is_dir() and (is_run(folder) or (folder / CONFIG).is_file()):

@@ -7,8 +7,9 @@ from triptych.data.steps import LoaderConfig
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.objective import Norm, check_norm
 from triptych.diffusion.schedule import SCHEDULES, Schedule
-from triptych.errors import UserError
+from triptych.errors import UserError, did_you_mean
 from triptych.model.transformer import ModelConfig
+from triptych.sample.names import PRESET_NAMES
 from triptych.transfer.groups import BaseHyperparameters, Transfer, TransferConfig
 from triptych.transfer.sde import Sde
 from triptych.utils.config import differences, register_choices
@@ -181,6 +182,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_norm(self.norm)
+        if self.sampling_preset not in PRESET_NAMES:
+            raise UserError(
+                f"unknown sampling_preset {self.sampling_preset!r}.{did_you_mean(self.sampling_preset, PRESET_NAMES)}"
+            )
         if min(self.num_steps, self.log_every, self.save_every, self.keep_last_checkpoints) < 1:
             raise UserError("num_steps, log_every, save_every and keep_last_checkpoints must be at least 1.")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:

@@ -50,7 +50,7 @@ def train(
         from triptych.recipes import recipe as find_recipe
 
         recipe = find_recipe(recipe)
-    config = override(recipe, overrides)
+    config = override(recipe, [overrides] if isinstance(overrides, str) else list(overrides))
     need_data(config)  # before the tokenizers, which may be missing too
     if config.threads is not None:
         torch.set_num_threads(config.threads)

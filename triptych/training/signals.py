@@ -1,6 +1,7 @@
 """Signals that stop a run after the current step, and the exception that reports it. Imports nothing heavy."""
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,8 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is not threading.main_thread():
+            return self  # Python delivers signals to the main thread only
         for number in STOP_SIGNALS:
             self._previous[number] = signal.signal(number, self._handle)
         return self

@@ -18,7 +18,7 @@ def resolve_device(name: "str | torch.device") -> "torch.device":
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise UserError(f"unknown device {str(name)!r}; expected auto, cpu, cuda, cuda:N or mps.") from None
     missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
     if missing.get(device.type):

@@ -23,7 +23,7 @@ Source = bytes | str | Path
 """A file: its path, or its bytes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Audio:
     """One channel of audio."""
 
