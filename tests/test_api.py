@@ -53,3 +53,32 @@ def test_every_public_method_is_typed_and_documented() -> None:
 
 def test_the_package_is_marked_as_typed() -> None:
     assert (Path(triptych.__file__).parent / "py.typed").exists()
+
+
+USER = """\
+from pathlib import Path
+
+from PIL import Image
+
+from triptych import Audio, Pipeline
+
+pipe = Pipeline.from_pretrained("scenes")
+images = pipe.text_to_image(["a cat", "a dog"])
+texts: list[str] = pipe.caption(images)
+one: str = pipe.caption(images[0])
+also: list[str] = pipe.caption(["a.png", "b.png"])
+answers: list[str] = pipe.answer(images, "what is it?")
+many: list[str] = pipe.answer(images[0], ["a?", "b?"])
+spoken: list[Audio] = pipe.text_to_speech(["a", "b"])
+heard: list[str] = pipe.transcribe(spoken)
+single: str = pipe.transcribe(Path("a.wav"))
+picture: Image.Image = pipe.text_to_image("a cat")
+"""
+
+
+def test_types_of_a_natural_program(tmp_path: Path) -> None:
+    """Results of one method are arguments of the next, alone and in lists."""
+    (tmp_path / "program.py").write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path), "program.py"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout

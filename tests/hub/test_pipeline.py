@@ -312,6 +312,8 @@ def test_a_model_trained_without_open_ends_needs_a_length(pipe, image, tone):
         lambda n: plain.complete("a cat", num_tokens=n, **QUICK),
     ):
         assert isinstance(call(5), str)
+    assert plain.speech_to_image(tone, num_tokens=5, **QUICK)[1].size == image.size
+    assert plain.image_to_speech(image, 0.4, num_tokens=5, **QUICK)[1].seconds == pytest.approx(0.4)
     span = plain._inputs.text_to_write("is there a cat?", 7)
     assert (len(span.ids), span.num_masked) == (prompt + 7, 7)
     assert decoded([span.ids[:prompt]]) == ["is there a cat?"]

@@ -200,7 +200,7 @@ def _arguments(direction: Direction, args: argparse.Namespace) -> dict[str, Any]
         arguments["interval"] = _numbers(args.interval, 2, "--interval", "FROM,TO in seconds", float)
     for name, option in (("seconds", "--seconds"), ("num_tokens", "--num-tokens")):
         if getattr(args, name) is not None:
-            if direction.length != name:
+            if name not in direction.lengths:
                 raise UserError(f"`generate {direction.name}` takes no {option}.")
             arguments[name] = getattr(args, name)
     for name in ("box", "interval"):

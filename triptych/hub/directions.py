@@ -35,8 +35,8 @@ class Direction:
     summary: str
     region: str | None = None
     """Name of the argument that says what to fill in: "box" (pixels) or "interval" (seconds)."""
-    length: str | None = None
-    """Name of the argument that fixes the length of the result: "num_tokens" of a text, "seconds" of audio."""
+    lengths: tuple[str, ...] = ()
+    """Names of the arguments that fix lengths of results: "num_tokens" of a text, "seconds" of audio."""
 
     @property
     def method(self) -> str:
@@ -68,14 +68,22 @@ DIRECTIONS = {
     for direction in (
         Direction("text-to-image", (_text(),), ("image",), "draw what a text says"),
         Direction(
-            "caption", (_IMAGE, _text("prompt", required=False)), ("text",), "describe an image", length="num_tokens"
+            "caption",
+            (_IMAGE, _text("prompt", required=False)),
+            ("text",),
+            "describe an image",
+            lengths=("num_tokens",),
         ),
         Direction(
-            "answer", (_IMAGE, _text("question")), ("text",), "answer a question about an image", length="num_tokens"
+            "answer",
+            (_IMAGE, _text("question")),
+            ("text",),
+            "answer a question about an image",
+            lengths=("num_tokens",),
         ),
-        Direction("text-to-speech", (_text(),), ("audio",), "speak a text", length="seconds"),
-        Direction("transcribe", (_AUDIO,), ("text",), "write down what is said", length="num_tokens"),
-        Direction("complete", (_text(),), ("text",), "continue a text", length="num_tokens"),
+        Direction("text-to-speech", (_text(),), ("audio",), "speak a text", lengths=("seconds",)),
+        Direction("transcribe", (_AUDIO,), ("text",), "write down what is said", lengths=("num_tokens",)),
+        Direction("complete", (_text(),), ("text",), "continue a text", lengths=("num_tokens",)),
         Direction(
             "infill-image",
             (_IMAGE, _text(required=False)),
@@ -96,8 +104,10 @@ DIRECTIONS = {
             "speak an interval of a recording again",
             region="interval",
         ),
-        Direction("speech-to-image", (_AUDIO,), ("text", "image"), "transcribe, then draw"),
-        Direction("image-to-speech", (_IMAGE,), ("text", "audio"), "caption, then speak", length="seconds"),
+        Direction("speech-to-image", (_AUDIO,), ("text", "image"), "transcribe, then draw", lengths=("num_tokens",)),
+        Direction(
+            "image-to-speech", (_IMAGE,), ("text", "audio"), "caption, then speak", lengths=("num_tokens", "seconds")
+        ),
     )
 }
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
@@ -36,6 +36,10 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.utils.device import resolve_device
 from triptych.utils.media import Audio, AudioLike, ImageLike, load_audio, load_image
 from triptych.vocab import Modality, Vocabulary
+
+# Lists of any one kind of image or audio: a plain list[ImageLike] would refuse list[Image].
+_Image = TypeVar("_Image", bound=ImageLike)
+_Audio = TypeVar("_Audio", bound=AudioLike)
 
 _UNCONDITIONAL_TOKENS = 8  # length of a text that is not given: that of a usual caption
 
@@ -231,7 +235,7 @@ class Pipeline:
     @overload
     def caption(
         self,
-        image: list[ImageLike],
+        image: list[_Image],
         prompt: str | None = None,
         *,
         num_tokens: int | None = None,
@@ -239,7 +243,7 @@ class Pipeline:
     ) -> list[str]: ...
     def caption(
         self,
-        image: ImageLike | list[ImageLike],
+        image: ImageLike | list[_Image],
         prompt: str | None = None,
         *,
         num_tokens: int | None = None,
@@ -271,7 +275,7 @@ class Pipeline:
     @overload
     def answer(
         self,
-        image: ImageLike | list[ImageLike],
+        image: ImageLike | list[_Image],
         question: list[str],
         *,
         num_tokens: int | None = None,
@@ -279,11 +283,11 @@ class Pipeline:
     ) -> list[str]: ...
     @overload
     def answer(
-        self, image: list[ImageLike], question: str, *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+        self, image: list[_Image], question: str, *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
     ) -> list[str]: ...
     def answer(
         self,
-        image: ImageLike | list[ImageLike],
+        image: ImageLike | list[_Image],
         question: str | list[str],
         *,
         num_tokens: int | None = None,
@@ -329,10 +333,10 @@ class Pipeline:
     def transcribe(self, audio: AudioLike, *, num_tokens: int | None = None, **sampling: Unpack[Sampling]) -> str: ...
     @overload
     def transcribe(
-        self, audio: list[AudioLike], *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+        self, audio: list[_Audio], *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
     ) -> list[str]: ...
     def transcribe(
-        self, audio: AudioLike | list[AudioLike], *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+        self, audio: AudioLike | list[_Audio], *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
     ) -> str | list[str]:
         """Write down what is said.
 
@@ -482,20 +486,27 @@ class Pipeline:
 
     # -- chains -------------------------------------------------------------------------------------------------------
 
-    def speech_to_image(self, audio: AudioLike, **sampling: Unpack[Sampling]) -> tuple[str, Image.Image]:
+    def speech_to_image(
+        self, audio: AudioLike, *, num_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> tuple[str, Image.Image]:
         """Transcribe, then draw: the transcript and the image. `sampling` is for the image.
 
         Example:
 
             transcript, image = pipe.speech_to_image("foxes.wav")
         """
-        canvas = Canvas(self._inputs.text_to_write(), self._inputs.audio(audio))
+        canvas = Canvas(self._inputs.text_to_write(num_tokens=num_tokens), self._inputs.audio(audio))
         heard = self._run([canvas], Modality.TEXT, _seed_of(sampling))[0]
         drawn = Canvas(heard.text, self._inputs.image_to_draw(), hide_text=True)
         return self._text(heard).strip(), self._image(self._run([drawn], Modality.IMAGE, sampling)[0])
 
     def image_to_speech(
-        self, image: ImageLike, seconds: float | None = None, **sampling: Unpack[Sampling]
+        self,
+        image: ImageLike,
+        seconds: float | None = None,
+        *,
+        num_tokens: int | None = None,
+        **sampling: Unpack[Sampling],
     ) -> tuple[str, Audio]:
         """Caption, then speak: the text and the audio. `sampling` is for the audio.
 
@@ -503,7 +514,9 @@ class Pipeline:
 
             text, audio = pipe.image_to_speech("cats.png")
         """
-        seen = self._run([self._caption_canvas(image, None, None)], Modality.TEXT, _seed_of(sampling), "caption")[0]
+        seen = self._run([self._caption_canvas(image, None, num_tokens)], Modality.TEXT, _seed_of(sampling), "caption")[
+            0
+        ]
         spoken = Canvas(seen.text, self._inputs.audio_to_speak(seconds), hide_text=True)
         return self._text(seen).strip(), self._audio(self._run([spoken], Modality.AUDIO, sampling)[0])
 
