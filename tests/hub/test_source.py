@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from triptych.errors import CheckpointError, UserError
 from triptych.hub.pipeline import Pipeline
@@ -70,6 +70,16 @@ def test_a_model_that_the_hub_does_not_have(here: Path, monkeypatch: pytest.Monk
         CheckpointError, match=r"the hub has no model 'some/model' for you .*404 Not Found for some/model"
     ):
         download("some/model", revision=None, cache_dir=None, token=None)
+
+
+def test_a_failing_hub_does_not_hide_what_was_downloaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object, name: str, **_: object) -> None:
+        response = SimpleNamespace(headers={}, request=None, status_code=503)
+        raise HfHubHTTPError("503 Service Unavailable", response=response)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", broken)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, local_files_only, **__: "cached")
+    assert download("some/model", revision=None, cache_dir=None, token=None) == Path("cached")
 
 
 def test_a_downloaded_model_is_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

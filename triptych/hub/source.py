@@ -75,13 +75,15 @@ def download(name: str, *, revision: str | None, cache_dir: str | Path | None, t
         try:
             HfApi().model_info(name, revision=revision, token=token, timeout=_TIMEOUT)
             return Path(snapshot_download(name, **options))  # type: ignore[arg-type]
-        except HfHubHTTPError:
-            raise
+        except HfHubHTTPError as error:
+            if getattr(error.response, "status_code", None) in (401, 403, 404):
+                raise
+            return Path(snapshot_download(name, local_files_only=True, **options))  # type: ignore[arg-type]
         except Exception:  # offline: what was downloaded before may do
             return Path(snapshot_download(name, local_files_only=True, **options))  # type: ignore[arg-type]
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{HUB_PREFIX}{name} is not in the local cache, and the hub cannot be reached."
+            f"{HUB_PREFIX}{name} is not in the local cache, and the hub cannot be reached or fails."
             f"{'' if '/' not in name else f' If you meant a folder: {name!r} does not exist here.'}"
         ) from error
     except Exception as error:  # no such model, no access, a broken connection
