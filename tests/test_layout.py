@@ -13,7 +13,10 @@ ROOT = Path(triptych.__file__).parent
 # Modules that stand lower or higher than the rest of their package, and the part they belong to.
 APART = {
     "cli.args": "cli.args",
-    **{f"hub.{name}": "pipeline" for name in ("boxes", "directions", "format", "inputs", "pipeline", "source")},
+    **{
+        f"hub.{name}": "pipeline"
+        for name in ("boxes", "directions", "format", "inputs", "keywords", "pipeline", "source")
+    },
     "recipes.scenes": "recipes.scenes",
     "training.run": "train function",
     "training.tensorboard": "train function",

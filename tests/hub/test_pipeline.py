@@ -328,6 +328,12 @@ def test_a_model_trained_without_open_ends_needs_a_length(pipe, image, tone):
     assert "between 0.04 and 8.76" in message_of(lambda: plain.text_to_speech("a cat", seconds=9))
 
 
+def test_a_request_longer_than_a_sequence_is_refused(pipe, image):
+    short = Pipeline(pipe.model, pipe.bundle, Limits(seq_len=40, text_slot=None, audio_slot=None), preset="scenes")
+    assert isinstance(short.caption(image, num_tokens=19, **QUICK), str)  # 1 + 18 + 21 = 40
+    assert "the request has 41 tokens in all" in message_of(lambda: short.caption(image, num_tokens=20, **QUICK))
+
+
 def test_white_space_is_kept_unless_the_model_has_a_word_list(pipe, knows_words):
     text = "a cat\n\n  and  a dog "
     assert pipe.complete(text, num_tokens=1, **QUICK).startswith(text)

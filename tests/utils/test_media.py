@@ -6,7 +6,7 @@ import soundfile
 from PIL import Image
 
 from triptych.errors import UserError
-from triptych.utils.media import Audio, load_audio, load_image, with_ending, write_media
+from triptych.utils.media import Audio, load_audio, load_image
 
 TONE = Audio((0.5 * np.sin(np.arange(4000) / 9)).astype(np.float32), 16_000)
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
@@ -201,35 +201,3 @@ def test_files_that_cannot_be_read_are_one_line(load, name, message, tmp_path):
 def test_bytes_that_cannot_be_read_are_one_line():
     assert "the given file is not an image" in one_line(load_image, b"hello")
     assert "the given file is not an audio file" in one_line(load_audio, b"hello")
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_written_image_comes_back_to_the_pixel(tmp_path):
-    path = write_media(image(), tmp_path / "new" / "folder" / "cat.PNG", "image", None)
-    assert path == tmp_path / "new" / "folder" / "cat.PNG"
-    assert load_image(path).tobytes() == image().tobytes()
-
-
-def test_written_audio_comes_back_to_sixteen_bits(tmp_path):
-    path = write_media(TONE, tmp_path / "tone.wav", "speech", None)
-    loaded = load_audio(path)
-    assert loaded.sample_rate == TONE.sample_rate
-    assert np.abs(loaded.samples - TONE.samples).max() <= SIXTEEN_BITS
-
-
-def test_names_of_written_files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert str(write_media(image(), None, "fill-image", None)) == "fill-image.png"
-    assert str(write_media(TONE, None, "speech", 2)) == "speech-2.wav"
-    assert write_media(image(), tmp_path / "cats", "image", 0) == tmp_path / "cats-0.png"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cats-0.png", "fill-image.png", "speech-2.wav"]
-
-
-def test_another_ending_is_an_error_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match=r"this makes a \.png file, got --out .*cat\.jpg"):
-        write_media(image(), tmp_path / "cat.jpg", "image", None)
-    with pytest.raises(UserError, match=r"this makes a \.wav file, got --out .*cat\.png"):
-        with_ending(tmp_path / "cat.png", ".wav")
-    assert not list(tmp_path.iterdir())

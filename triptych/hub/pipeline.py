@@ -12,10 +12,10 @@ when it is requested alone with that seed. Images may be paths, PIL images, arra
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from triptych.hub.boxes import Box, Repaint, check_box, code_of_pixel, on_square
 from triptych.hub.directions import GAP, direction_for
 from triptych.hub.format import DtypeName, Limits, SavedModel, read_model, torch_dtype, write_model
 from triptych.hub.inputs import Inputs
+from triptych.hub.keywords import Sampling, refuse_keywords
 from triptych.hub.source import BUILTIN_MODELS, check_source, download, hub_name, is_run
 from triptych.model.transformer import Transformer
 from triptych.sample.batch import Callback
@@ -42,50 +43,6 @@ _Image = TypeVar("_Image", bound=ImageLike)
 _Audio = TypeVar("_Audio", bound=AudioLike)
 
 _UNCONDITIONAL_TOKENS = 8  # length of a text that is not given: that of a usual caption
-
-
-class Sampling(TypedDict, total=False):
-    """Keyword arguments of every method: fields of `SamplingConfig` that differ from the preset, and these."""
-
-    preset: str
-    """Name of a preset to use instead of the model's: "scenes", "fast" or "paper"."""
-    seed: int | Sequence[int]
-    """Seed of the first request (the next ones have seed + 1, ...), or one seed per request. Default 0."""
-    callback: Callback
-    """Called after every step with its index, the number of steps and the tokens so far."""
-    sampler: str
-    num_steps: int | None
-    guidance_scale: float
-    temperature: float
-    top_p: float
-    length: str
-    single_pass: bool
-    best_of: int
-    num_score_passes: int
-    options: Mapping[str, Any]
-
-
-_INSTEAD = {
-    "num_inference_steps": "use num_steps=N",
-    "steps": "use num_steps=N",
-    "guidance": "use guidance_scale=S",
-    "cfg_scale": "use guidance_scale=S",
-    "generator": "use seed=N; results depend on the seed alone",
-    "negative_prompt": "there is none: guidance_scale pushes away from the prediction without the text",
-    "num_images_per_prompt": "pass a list: [text] * N gives N results with seeds seed, seed + 1, ...",
-    "num_return_sequences": "pass a list: [text] * N gives N results with seeds seed, seed + 1, ...",
-    "height": "the image tokenizer fixes the size of images",
-    "width": "the image tokenizer fixes the size of images",
-    "output_type": "results are PIL images, Audio and str",
-    "max_new_tokens": "use num_tokens=N",
-    "max_length": "use num_tokens=N",
-    "top_k": "use top_p=P",
-    "do_sample": "use temperature=0 for greedy sampling",
-    "prompt": "use text=TEXT",
-    "torch_dtype": "use dtype=DTYPE",
-    "device_map": "use device=DEVICE",
-}
-"""Keyword arguments of other libraries, and what to use here."""
 
 
 class Pipeline:
@@ -152,7 +109,7 @@ class Pipeline:
             pipe = Pipeline.from_pretrained("scenes")
             pipe = Pipeline.from_pretrained("runs/mine", device="cuda", dtype="bfloat16")
         """
-        _refuse(unknown, ("device", "dtype", "revision", "cache_dir", "token"))
+        refuse_keywords(unknown, ("device", "dtype", "revision", "cache_dir", "token"))
         precision = torch_dtype(dtype)
         check_source(source)
         place = resolve_device(device)
@@ -544,7 +501,7 @@ class Pipeline:
                 'say what to make: pipe(output="image", text="a cat"), or use a method: pipe.text_to_image("a cat").'
             )
         if "prompt" in options and image is None:
-            _refuse({"prompt": options["prompt"]}, ())
+            refuse_keywords({"prompt": options["prompt"]}, ())
         given = {kind: item for kind, item in (("text", text), ("image", image), ("audio", audio)) if item is not None}
         region = next((name for name in ("box", "interval") if options.get(name) is not None), None)
         direction = direction_for(output, given, region=region, has_gap=isinstance(text, str) and GAP in text)
@@ -579,6 +536,14 @@ class Pipeline:
         for number in seeds:
             if not 0 <= number < 2**64:
                 raise UserError(f"seeds must lie between 0 and 2^64 - 1, got {number}.")
+        for canvas in canvases:
+            # Every span has a BOS and, if its end is not open, an EOS; one TASK token comes first.
+            length = 1 + sum(1 + (span.open_slot or len(span.ids) + 1) for span in canvas.spans)
+            if length > self.limits.seq_len:
+                raise UserError(
+                    f"the request has {length} tokens in all, and this model was trained on sequences of at most "
+                    f"{self.limits.seq_len}. Shorten a text, the audio or the requested length."
+                )
         return generate(self.model, canvases, config, seeds, device=self.device, callback=callback)
 
     def decode(self, span: Span) -> str | Image.Image | Audio:
@@ -591,7 +556,7 @@ class Pipeline:
         presets = self._presets if name is None else _preset_named(name)
         preset = presets[use] if use is not None and use in presets else presets[target]
         fields = SamplingConfig.__dataclass_fields__
-        _refuse([key for key in sampling if key not in fields], [*fields, "seed", "callback", "preset"])
+        refuse_keywords([key for key in sampling if key not in fields], [*fields, "seed", "callback", "preset"])
         if "sampler" in sampling and sampling["sampler"] != preset.sampler:
             preset = replace(preset, options={})  # those were another sampler's
         return replace(preset, **sampling)
@@ -654,14 +619,6 @@ def _preset_named(name: str) -> Mapping[Modality | Use, SamplingConfig]:
     if name not in SAMPLING_PRESETS:
         raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(SAMPLING_PRESETS))}")
     return SAMPLING_PRESETS[name]
-
-
-def _refuse(unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Raise an error for the first of these keyword arguments, with what to use instead."""
-    for key in unknown:
-        if key in _INSTEAD:
-            raise UserError(f"unknown argument {key!r}: {_INSTEAD[key]}.")
-        raise UserError(f"unknown argument {key!r}.{did_you_mean(key, list(known))}")
 
 
 def _seed_of(sampling: Mapping[str, Any]) -> dict[str, Any]:

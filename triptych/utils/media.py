@@ -2,7 +2,7 @@
 
 load_image, load_audio    arguments of the API: a path, the bytes of a file, a PIL image, an array; raise UserError
 read_image, read_audio    files of a dataset, which may be damaged or hostile; raise DataError
-write_media               results of the command line
+Audio.load, Audio.save    audio files
 """
 
 import io
@@ -329,25 +329,3 @@ def _with_user_errors(read: Any, source: Source) -> Any:
         return read(source)
     except DataError as error:
         raise UserError(str(error)) from error
-
-
-# -- writing results --------------------------------------------------------------------------------------------------
-
-
-def with_ending(out: Path, ending: str) -> Path:
-    """The path with its ending added if it has none; another one is an error."""
-    if not out.name:
-        raise UserError(f"expected the name of a {ending} file, got --out {str(out)!r}.")
-    if out.suffix and out.suffix.lower() != ending:
-        raise UserError(f"this makes a {ending} file, got --out {out}.")
-    return out if out.suffix else out.with_name(out.name + ending)
-
-
-def write_media(item: Image.Image | Audio, out: Path | None, name: str, number: int | None) -> Path:
-    """Write a PNG or WAV to `out`, by default NAME.png or NAME.wav in the working directory."""
-    path = with_ending(out or Path(name), ".png" if isinstance(item, Image.Image) else ".wav")
-    if number is not None:
-        path = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    item.save(path)
-    return path
