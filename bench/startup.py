@@ -29,8 +29,10 @@ def main() -> None:
             "import torch": lambda: run(sys.executable, "-c", "import torch"),
             "triptych --help": lambda: run(*TRIPTYCH, "--help"),
             "triptych train --help": lambda: run(*TRIPTYCH, "train", "--help"),
-            "triptych generate text": lambda: run(*TRIPTYCH, "generate", "text", "there is a"),
-            "triptych generate image": lambda: run(*TRIPTYCH, "generate", "image", "a cat", "--out", image),
+            "triptych generate complete": lambda: run(*TRIPTYCH, "generate", "complete", "there is a"),
+            "triptych generate text-to-image": lambda: run(
+                *TRIPTYCH, "generate", "text-to-image", "a cat", "--out", image, "--force"
+            ),
         }
         seconds = time_interleaved(calls, 1 if args.short else 5)
     rows = [{"what": name, "over importing torch": value / seconds["import torch"]} for name, value in seconds.items()]
