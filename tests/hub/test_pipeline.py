@@ -348,6 +348,10 @@ def test_wrong_inputs_are_refused_in_one_line(pipe, image, tone):
     )
     assert "there is no file 'cat.wav'" in message_of(lambda: pipe.transcribe("cat.wav"))
     assert "expected audio" in message_of(lambda: pipe.transcribe(5))
+    assert "the box must be left, top, right, bottom" in message_of(lambda: pipe.infill_image(image, None))
+    assert "the interval must be two times" in message_of(lambda: pipe.infill_audio(tone, 5))
+    assert "the interval must be two times" in message_of(lambda: pipe.infill_audio(tone, ("a", "b")))
+    assert "seconds must be a number, got '1'" in message_of(lambda: pipe.text_to_speech("a cat", "1"))
     assert "got no samples" in message_of(lambda: pipe.transcribe(Audio(np.zeros(0, np.float32), 16_000)))
     assert "expected a text, got int" in message_of(lambda: pipe.text_to_image([5]))
     for empty in ("", "  \n"):

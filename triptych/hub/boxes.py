@@ -20,9 +20,7 @@ def check_box(box: Sequence[int], size: tuple[int, int]) -> Box:
     """A box that lies within an image of this width and height."""
     is_box = isinstance(box, Sequence) and len(box) == 4 and all(isinstance(side, int | np.integer) for side in box)
     if not (is_box and 0 <= box[0] < box[2] <= size[0] and 0 <= box[1] < box[3] <= size[1]):
-        raise UserError(
-            f"the box must be left, top, right, bottom within {size[0]} x {size[1]} pixels, got {tuple(box)}."
-        )
+        raise UserError(f"the box must be left, top, right, bottom within {size[0]} x {size[1]} pixels, got {box!r}.")
     left, top, right, bottom = map(int, box)
     return left, top, right, bottom
 

@@ -134,6 +134,8 @@ class Inputs:
                     "give it with seconds=S (--seconds S)."
                 )
             return open_ended(Modality.AUDIO, self.limits.audio_slot, stride=self.codebooks)
+        if not isinstance(seconds, int | float):
+            raise UserError(f"seconds must be a number, got {seconds!r}.")
         tokenizer = self.bundle.audio
         most = self.limits.longest(self.limits.audio_slot) // self.codebooks
         frames = round(seconds * tokenizer.frame_rate) if np.isfinite(seconds) else 0

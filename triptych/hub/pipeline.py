@@ -421,10 +421,13 @@ class Pipeline:
         """
         recording = load_audio(audio)
         span = self._inputs.audio(recording)
-        if len(interval) != 2 or not 0 <= interval[0] < interval[1] or interval[0] >= recording.seconds:
+        is_pair = isinstance(interval, Sequence) and [isinstance(each, int | float) for each in interval] == [
+            True,
+            True,
+        ]
+        if not is_pair or not 0 <= interval[0] < interval[1] or interval[0] >= recording.seconds:
             raise UserError(
-                f"the interval must be two times within the {recording.seconds:.2f} s of the audio, "
-                f"got {tuple(interval)}."
+                f"the interval must be two times within the {recording.seconds:.2f} s of the audio, got {interval!r}."
             )
         codebooks, rate = self._inputs.codebooks, self.bundle.audio.frame_rate
         # Times are decimal and frames are not: a hair beyond a frame's edge does not touch the next frame.
