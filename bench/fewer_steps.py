@@ -25,7 +25,8 @@ from triptych.errors import require
 from triptych.eval.audio import transcribe, wer_score
 from triptych.eval.scores import Score
 from triptych.hub.pipeline import Pipeline
-from triptych.scenes.exam import evaluate, spoken_captions
+from triptych.scenes.exam import evaluate
+from triptych.scenes.exam_samples import Voices, spoken_sentence, world_of
 
 POINT = 0.01
 RECORDS, FIGURE = Path("bench/results/fewer_steps.jsonl"), Path("docs/images/fewer-steps.png")
@@ -157,7 +158,8 @@ def counted_passes(pipe: Pipeline) -> Iterator[list[int]]:
 
 def score_of(pipe: Pipeline, name: str, split: str, num_images: int, num_speech: int, settings: Settings) -> Score:
     if name == "text-to-speech":  # without Whisper's errors on reference speech, which are the same for all settings
-        texts, _ = spoken_captions(num_speech, split)
+        world, voices = world_of(pipe), Voices.find(None)
+        texts = [spoken_sentence(index, split, world, voices).text for index in range(num_speech)]
         return wer_score(texts, transcribe(pipe.text_to_speech(texts, **settings)))
     result = evaluate(
         pipe,

@@ -15,7 +15,20 @@ APART = {
     "cli.args": "cli.args",
     **{
         f"hub.{name}": "pipeline"
-        for name in ("boxes", "directions", "format", "inputs", "keywords", "pipeline", "source")
+        for name in (
+            "boxes",
+            "checker",
+            "directions",
+            "format",
+            "input_checks",
+            "inputs",
+            "keywords",
+            "measures",
+            "pipeline",
+            "source",
+            "surprise",
+            "words",
+        )
     },
     "recipes.scenes": "recipes.scenes",
     "training.run": "train function",

@@ -10,6 +10,7 @@ import importlib
 import re
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 
 class UserError(ValueError):
@@ -28,6 +29,17 @@ class CheckpointError(UserError):
     """Saved weights or tokenizers that cannot be used."""
 
     exit_code = 4
+
+
+class UnusualInputWarning(UserWarning):
+    """An input that is unlike the data a model was trained on: there is a result, but it may be wrong.
+
+    `check` is the `InputCheck` with its score.
+    """
+
+    def __init__(self, message: str, check: Any = None):
+        super().__init__(message)
+        self.check = check
 
 
 _FEW = 12  # known names that fit in one error message

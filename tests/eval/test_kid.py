@@ -10,6 +10,7 @@ from triptych.errors import CheckpointError, UserError
 from triptych.eval import image as metrics
 from triptych.eval.image import inception_features, kernel_inception_distance
 from triptych.scenes.samples import scene_sample
+from triptych.scenes.world import SMALL
 from triptych.vocab import Task
 
 network = pytest.mark.skipif(
@@ -40,7 +41,7 @@ def single_subset(xs, ys):
 
 
 def images(count, split="test", start=0):
-    return [scene_sample(Task.IMAGE_TEXT, split, index).image for index in range(start, start + count)]
+    return [scene_sample(Task.IMAGE_TEXT, split, index, world=SMALL).image for index in range(start, start + count)]
 
 
 @pytest.mark.parametrize(("count", "width"), [(2, 1), (5, 3), (12, 7)])

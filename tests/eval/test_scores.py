@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from triptych.eval.scores import Score, category_score, ratio_score
+from triptych.eval.scores import Score, auroc, category_score, ratio_score
 
 
 def test_the_interval_of_a_mean_is_that_of_a_binomial():
@@ -66,3 +66,13 @@ def test_categories_have_equal_weight_whatever_their_size():
     assert score.low < score.value - deviation
     assert score.value + deviation < score.high
     assert score.n == 102
+
+
+@pytest.mark.parametrize(("seed", "low", "high"), [(0, 0, 5), (1, 0, 2), (2, 3, 4), (3, -5, 50)])
+def test_auroc_counts_pairs(seed, low, high):
+    rng = np.random.default_rng(seed)
+    usual, unusual = rng.integers(0, 5, 40), rng.integers(low, high, 25)  # with many ties
+    pairs = [(a, b) for a in usual for b in unusual]
+    expected = sum(1.0 if b > a else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs)
+    assert auroc(usual, unusual) == pytest.approx(expected)
+    assert auroc(unusual, usual) == pytest.approx(1 - expected)

@@ -41,9 +41,10 @@ def test_normalizing_twice_changes_nothing():
 def test_whisper_and_dnsmos_distinguish_speech_from_noise():
     pytest.importorskip("faster_whisper", reason="the eval extra, with Whisper, is not installed")
     from triptych.scenes.speech import synthesize
+    from triptych.scenes.world import SMALL
 
     rng = np.random.default_rng(0)
-    speech = synthesize("there is a penguin above a yellow balloon", rng)
+    speech = synthesize("there is a penguin above a yellow balloon", rng, SMALL)
     noise = Audio(0.1 * rng.standard_normal(32_000).astype(np.float32), 16_000)
     assert transcribe([speech]) == ["there is a penguin above a yellow balloon"]
     ratings = dnsmos([speech, noise])

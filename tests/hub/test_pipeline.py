@@ -16,8 +16,11 @@ from triptych.hub.pipeline import Pipeline
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.sample.canvas import Canvas, known, masked
 from triptych.sample.config import SAMPLING_PRESETS, SamplingConfig
-from triptych.scenes import grammar
+from triptych.scenes.documents import document
+from triptych.scenes.layout import place
 from triptych.scenes.samples import scene_sample
+from triptych.scenes.vocabulary import words
+from triptych.scenes.world import PLURALS, SMALL
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.utils.media import Audio
 from triptych.vocab import Modality, Task
@@ -37,12 +40,12 @@ def pipe():
 
 @pytest.fixture(scope="module")
 def knows_words(pipe):
-    return Pipeline(pipe.model, pipe.bundle, replace(LIMITS, words=grammar.words()), preset="scenes")
+    return Pipeline(pipe.model, pipe.bundle, replace(LIMITS, words=words(SMALL)), preset="scenes")
 
 
 @pytest.fixture(scope="module")
 def image():
-    return scene_sample(Task.IMAGE_TEXT, "test", 0).image
+    return scene_sample(Task.IMAGE_TEXT, "test", 0, world=SMALL).image
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +148,7 @@ def test_chains_end_where_their_parts_do(pipe, image, tone):
 
 def test_a_chain_does_not_stop_at_words_it_made_itself(knows_words, tone):
     heard, _ = knows_words.speech_to_image(tone, **QUICK)
-    assert set(heard.split()) - set(grammar.words()), "it made none: nothing was tested"
+    assert set(heard.split()) - set(words(SMALL)), "it made none: nothing was tested"
 
 
 def test_any_canvas(pipe):
@@ -387,15 +390,17 @@ def test_the_words_of_the_world_are_those_it_says():
     rng = np.random.default_rng(0)
     said = set()
     for _ in range(4000):
-        said |= set(grammar.document(grammar.sample_scene(rng), rng).replace(".", "").replace("?", "").split())
-    assert said <= set(grammar.words())
-    assert set(grammar.words()) - said <= set(grammar.KINDS.values()) | {"one"}, "a word that is never said"
+        scene = SMALL.sample(rng)
+        text = document(scene, place(scene, rng, SMALL), rng, SMALL)
+        said |= set(text.replace(".", "").replace("?", "").split())
+    assert said <= set(words(SMALL))
+    assert set(words(SMALL)) - said <= set(PLURALS.values()) | {"one"}, "a word that is never said"
 
 
 def test_an_unknown_word_is_named_with_the_nearest_known_one(knows_words, image):
     pipe = knows_words
-    knows = f"It knows {len(grammar.words())} words; `triptych info MODEL --words` lists them."
-    expected = f"this model does not know the word 'elefant'. Did you mean 'elephant'? {knows}"
+    knows = f"It knows {len(words(SMALL))} words; `triptych info MODEL --list-words` lists them."
+    expected = f"this model does not know the word 'elefant'. Did you mean 'elephant' or 'elephants'? {knows}"
     assert message_of(lambda: pipe.text_to_image("a red elefant")) == expected
     assert message_of(lambda: pipe.complete("an elefant")) == expected
     assert message_of(lambda: pipe.infill_text("___ elefant")) == expected
@@ -526,7 +531,7 @@ def test_a_saved_model_draws_the_same_to_the_bit(saved, knows_words):
     ours, theirs = (pipe.text_to_image("a cat", seed=1, **QUICK) for pipe in (knows_words, loaded))
     assert ours.tobytes() == theirs.tobytes()
     assert {path.name for path in saved.iterdir()} >= {"config.json", "model.safetensors", "tokenizers"}
-    assert json.loads((saved / "config.json").read_text())["limits"]["words"] == list(grammar.words())
+    assert json.loads((saved / "config.json").read_text())["limits"]["words"] == list(words(SMALL))
 
 
 def test_weights_are_stored_in_half_precision_on_request(pipe, saved, tmp_path):

@@ -91,7 +91,7 @@ def test_the_old_name_of_the_proxy_is_accepted() -> None:
     [
         (
             "scene",
-            r"^unknown recipe 'scene'\. Did you mean 'scenes'\? Known: .*paper_base, proxy, scenes\.$",
+            r"^unknown recipe 'scene'\. Did you mean 'scenes'\? Known: .*paper_base, proxy, scenes, scenes_full\.$",
         ),
         ("paper-base", r"Did you mean 'paper_base'"),
         ("aspect8", r"Did you mean 'aspect_8'"),

@@ -5,10 +5,13 @@ import pytest
 
 from triptych.hub.pipeline import Pipeline
 from triptych.hub.source import BUILTIN_MODELS
+from triptych.scenes.caption_check import caption_is_true
 from triptych.scenes.exam import evaluate
-from triptych.scenes.grammar import parse
-from triptych.scenes.image import draw, place
-from triptych.scenes.judge import caption_is_true, detect, matches
+from triptych.scenes.exam_samples import world_of
+from triptych.scenes.image import draw
+from triptych.scenes.judge import detect, matches
+from triptych.scenes.layout import place
+from triptych.scenes.parse import parse
 from triptych.scenes.samples import scene_sample
 from triptych.vocab import Task
 
@@ -18,6 +21,11 @@ NUM_IMAGES, NUM_SPEECH = 48, 12
 @pytest.fixture(scope="module")
 def pipe():
     return Pipeline.from_pretrained("scenes")
+
+
+@pytest.fixture(scope="module")
+def world(pipe):
+    return world_of(pipe)
 
 
 @pytest.fixture(scope="module")
@@ -45,33 +53,37 @@ def test_speech(scores, measure, most):
     assert scores[measure].value <= most
 
 
-def test_holes_in_images_are_filled(pipe):
-    samples = [scene_sample(Task.IMAGE_TEXT, "train", i) for i in range(24)]
-    described = [sample for sample in samples if parse(sample.text)]
-    filled = [pipe.infill_image(s.image, s.objects[-1].box, text=s.text, seed=i) for i, s in enumerate(described)]
-    right = [matches(detection, sample.scene) for detection, sample in zip(detect(filled), described)]
+def test_holes_in_images_are_filled(pipe, world):
+    samples = [scene_sample(Task.IMAGE_TEXT, "train", i, world=world) for i in range(24)]
+    described = [sample for sample in samples if parse(sample.text, world)]
+    filled = [
+        pipe.infill_image(each.image, each.picture.objects[-1].box, text=each.text, seed=i)
+        for i, each in enumerate(described)
+    ]
+    right = [matches(detection, sample.scene, world) for detection, sample in zip(detect(filled, world), described)]
     assert sum(right) >= 0.6 * len(right)
 
 
-def test_speech_to_image_and_image_to_speech(pipe):
+def test_speech_to_image_and_image_to_speech(pipe, world):
     sentences = ["a red heart", "a cat", "two stars", "a fish above a tree"]
     num_right_images = num_right_captions = 0
     for sentence in sentences:
         transcript, image = pipe.speech_to_image(pipe.text_to_speech(sentence, seed=1), seed=1)
         assert transcript == sentence
-        num_right_images += matches(detect([image])[0], parse(sentence))
-        objects = place(parse(sentence), np.random.default_rng(1))
-        text, _ = pipe.image_to_speech(draw(objects))
-        num_right_captions += caption_is_true(text, objects)
+        scene = parse(sentence, world)
+        num_right_images += matches(detect([image], world)[0], scene, world)
+        picture = place(scene, np.random.default_rng(1), world)
+        text, _ = pipe.image_to_speech(draw(picture, world))
+        num_right_captions += caption_is_true(text, picture, world)
     assert num_right_images >= 3
     assert num_right_captions >= 3
 
 
-def test_it_captions_its_own_images(pipe):
+def test_it_captions_its_own_images(pipe, world):
     sentences = ["a red heart", "three foxes", "a cat and a star", "two dogs", "a green hat"]
     images = pipe.text_to_image(sentences, seed=1)
-    pairs = zip(pipe.caption(images), detect(images))
-    assert sum(caption_is_true(text, detection.objects) for text, detection in pairs) >= 4
+    pairs = zip(pipe.caption(images), detect(images, world))
+    assert sum(caption_is_true(text, detection.picture, world) for text, detection in pairs) >= 4
 
 
 def test_the_duration_of_speech_follows_the_text(pipe):

@@ -72,11 +72,12 @@ def _values(name: str, parser: argparse.ArgumentParser) -> dict[str, list[str]]:
         for option in action.option_strings
         if option.startswith("--") and isinstance(action.metavar, str) and action.metavar.startswith("{")
     }
-    values |= {"--sampler": list(SAMPLER_NAMES), "--preset": list(PRESET_NAMES), "--model": list(BUILTIN_MODELS)}
+    values = {
+        "--sampler": list(SAMPLER_NAMES), "--preset": list(PRESET_NAMES), "--model": list(BUILTIN_MODELS), **values
+    }  # fmt: skip
     first = {"generate": list(DIRECTIONS), "info": list(BUILTIN_MODELS), "completion": ["bash", "zsh", "fish"]}
-    first |= {
-        command: ["scenes", "nano", "proxy", "paper_base", "paper_3b"] for command in ("train", "plan", "plan grid")
-    }
+    recipes = ["scenes", "scenes_full", "nano", "proxy", "paper_base", "paper_3b"]
+    first |= dict.fromkeys(("train", "plan", "plan grid"), recipes)
     options = {option for action in parser._actions for option in action.option_strings}
     return {key: words for key, words in values.items() if key in options} | {"": first.get(name, [])}
 

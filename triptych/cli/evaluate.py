@@ -9,7 +9,8 @@ from triptych.cli.command import DATA, USE, Command, add_device, add_json, add_m
 from triptych.cli.generate import add_sampling, sampling_arguments
 from triptych.errors import UserError
 
-EXAM_DIRECTIONS = ["text-to-image", "caption", "answer", "transcribe", "text-to-speech"]
+EXAM_MEASURES = ["text-to-image", "caption", "answer", "transcribe", "text-to-speech", "unusual-inputs"]
+_WORK = Path("out/exam")  # of a stopped evaluation without --json
 
 
 def _add_split(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,8 @@ def _describe_scenes(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Evaluate a model on scenes of the toy dataset that were not in its training data. Prints a table of scores.
 
+Stopped by Ctrl-C, it prints the scores so far; the same command resumes.
+
 examples:
   triptych eval scenes --json out/scenes.json
   triptych eval scenes --model runs/scenes --split validation --images 60 --speech 20
@@ -40,8 +43,19 @@ examples:
     parser.add_argument(
         "--speech", type=positive_int, default=200, metavar="N", help="samples with speech (default: 200)"
     )
+    parser.add_argument("--only", **one_of(EXAM_MEASURES), action="append", help="only this direction; may be repeated")
     parser.add_argument(
-        "--only", **one_of(EXAM_DIRECTIONS), action="append", help="only this direction; may be repeated"
+        "--voices",
+        type=Path,
+        metavar="FOLDER",
+        help="voices of reference speech (default: data/voices if it exists, else one voice)",
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="FOLDER",
+        help="keeps results of single samples until the evaluation is complete (default: next to the --json file, "
+        f"else {_WORK})",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     add_device(parser)
@@ -61,7 +75,8 @@ def _run_scenes(args: argparse.Namespace) -> None:
     check_source(args.model)
     from triptych.scenes.exam import evaluate
 
-    directions = args.only or EXAM_DIRECTIONS
+    directions = args.only or EXAM_MEASURES
+    to_file = args.json not in (None, "-")
     result = evaluate(
         args.model,
         device=args.device,
@@ -72,6 +87,8 @@ def _run_scenes(args: argparse.Namespace) -> None:
         seed=args.seed,
         preset=preset,
         sampling=dict.fromkeys(directions, sampling),
+        voices=args.voices,
+        work=args.work or (Path(args.json).with_suffix(".exam") if to_file else _WORK),
         progress=_progress,
     )
     if args.json != "-":
@@ -95,6 +112,12 @@ example:
     _add_split(parser)
     parser.add_argument("--images", type=positive_int, default=300, metavar="N", help="default: %(default)s")
     parser.add_argument("--speech", type=int, default=100, metavar="N", help="0 skips speech (default: %(default)s)")
+    parser.add_argument(
+        "--voices",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of voices; --speech sentences in each (default: data/voices if it exists, else one voice)",
+    )
     parser.add_argument("--sheet", type=Path, metavar="FILE", help="write a .png of originals above reconstructions")
     add_json(parser)
 
@@ -104,20 +127,28 @@ def _run_tokenizers(args: argparse.Namespace) -> None:
         raise UserError(f"--speech must not be negative, got {args.speech}.")
     if args.sheet is not None and args.sheet.suffix.lower() != ".png":
         raise UserError(f"--sheet must be a .png file, got {str(args.sheet)!r}.")
+    from triptych.scenes.exam_samples import Voices, world_with_images_of
     from triptych.scenes.tokenizer_report import contact_sheet, evaluate_tokenizers
     from triptych.tokenizers.bundle import TokenizerBundle
 
     bundle = TokenizerBundle.load(args.tokenizers)
+    world, voices = world_with_images_of(bundle.image.resolution), Voices.find(args.voices)
     progress = _progress if args.json == "-" else lambda line: print(line, flush=True)
-    results = evaluate_tokenizers(bundle, args.images, args.speech, args.split, progress)
+    results = evaluate_tokenizers(bundle, args.images, args.speech, args.split, world, voices.folder, progress)
     if args.sheet is not None:
         args.sheet.parent.mkdir(parents=True, exist_ok=True)
-        contact_sheet(bundle, args.split).save(args.sheet)
+        contact_sheet(bundle, args.split, world=world).save(args.sheet)
     if args.json is not None:
         write_json(results, args.json)
 
 
 COMMANDS = {
-    "eval scenes": Command("score a model in every direction", _describe_scenes, _run_scenes, group=USE),
+    "eval scenes": Command(
+        "score a model in every direction",
+        _describe_scenes,
+        _run_scenes,
+        group=USE,
+        when_stopped="stopped; the same command resumes.",
+    ),
     "eval tokenizers": Command("measure what tokenizers preserve", _describe_tokenizers, _run_tokenizers, group=DATA),
 }

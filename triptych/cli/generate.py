@@ -10,6 +10,8 @@ from typing import Any
 
 from triptych.cli.args import positive_float, positive_int
 from triptych.cli.command import USE, Command, add_device, add_json, add_model, check_path_free, one_of, write_json
+from triptych.cli.info import list_words
+from triptych.cli.unusual import printed_warnings
 from triptych.errors import UserError, did_you_mean
 from triptych.hub.directions import DIRECTIONS, GAP, Direction, direction_named
 from triptych.sample.names import PRESET_NAMES, SAMPLER_NAMES
@@ -40,9 +42,14 @@ examples:
   triptych generate infill-text "a picture of {GAP} red {GAP}" cats.png
   triptych generate text-to-image "a cat" -n 100 --out cats/cat.png --sampler remdm --sampler-option eta=0.1"""
     parser.usage = "triptych generate DIRECTION INPUT [INPUT] [options]"
-    parser.add_argument("direction", metavar="DIRECTION", help="one of the names above")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="text in quotes, file of an image or audio, or -")
+    # Not required here, for --list-words.
+    parser.add_argument("direction", metavar="DIRECTION", nargs="?", help="one of the names above")
+    parser.add_argument("inputs", metavar="INPUT", nargs="*", help="text in quotes, file of an image or audio, or -")
     add_model(parser)
+    parser.add_argument("--list-words", action="store_true", help="list the words that texts may have, and stop")
+    parser.add_argument(
+        "--no-check", action="store_true", help="no warnings about inputs that are unlike the training data"
+    )
     parser.add_argument("--out", metavar="FILE", help="where to write; - is standard output; several are numbered")
     parser.add_argument("--force", action="store_true", help="replace existing files")
     parser.add_argument(
@@ -130,6 +137,12 @@ def _option(word: str) -> tuple[str, Any]:
 
 
 def _run(args: argparse.Namespace) -> None:
+    if args.list_words:
+        list_words(args.model)
+        return
+    for name, value in (("DIRECTION, INPUT", args.direction), ("INPUT", args.inputs)):
+        if not value:
+            raise UserError(f"the following arguments are required: {name} (see `triptych generate --help`)")
     direction = direction_named(args.direction)
     arguments, is_checked = _arguments(direction, args), sampling_arguments(args)
     targets = _targets(direction, args)
@@ -138,21 +151,22 @@ def _run(args: argparse.Namespace) -> None:
     check_source(args.model)
     from triptych.hub.pipeline import Pipeline
 
-    pipe = Pipeline.from_pretrained(args.model, device=args.device, dtype=args.dtype)
+    pipe = Pipeline.from_pretrained(args.model, device=args.device, dtype=args.dtype, check_inputs=not args.no_check)
     if direction.name == "infill-image" and args.repaint == "codes":
         box = pipe.repainted_box(arguments["image"].size, arguments["box"])
         if box != tuple(arguments["box"]):
             shown = ",".join(map(str, box))
             print(f"repaints the pixels {shown}: whole image codes (--repaint box keeps the rest)", file=sys.stderr)
     results = []
-    for number, result in enumerate(_results(pipe, direction, arguments, is_checked, args)):
-        parts = result if len(direction.outputs) > 1 else (result,)
-        record: dict[str, Any] = {"seed": args.seed + number}
-        for kind, part in zip(direction.outputs, parts):
-            record |= _deliver(kind, part, targets(number), direction, args, number)
-        results.append(record)
-        if args.num_samples > _BATCH and (number + 1) % _BATCH == 0:
-            print(f"{number + 1} of {args.num_samples}", file=sys.stderr)
+    with printed_warnings() as warned:
+        for number, result in enumerate(_results(pipe, direction, arguments, is_checked, args)):
+            parts = result if len(direction.outputs) > 1 else (result,)
+            record: dict[str, Any] = {"seed": args.seed + number}
+            for kind, part in zip(direction.outputs, parts):
+                record |= _deliver(kind, part, targets(number), direction, args, number)
+            results.append(record | ({"warnings": list(warned.values())} if warned else {}))
+            if args.num_samples > _BATCH and (number + 1) % _BATCH == 0:
+                print(f"{number + 1} of {args.num_samples}", file=sys.stderr)
     if args.json is not None:
         write_json(results, args.json)
 

@@ -16,7 +16,7 @@ Describe a model: size, directions, limits, prompts, licence.
 examples:
   triptych info                                          the demo model
   triptych info runs/mine
-  triptych info scenes --words                           every word it knows
+  triptych info scenes --list-words                      every word it knows
   triptych info hf://OWNER/NAME --json"""
     parser.add_argument(
         "model",
@@ -25,25 +25,42 @@ examples:
         metavar="MODEL",
         help="built-in name, folder of a saved model or of a run, or hf://OWNER/NAME (default: scenes)",
     )
-    parser.add_argument("--words", action="store_true", help="list the words it knows, if it has a word list")
+    parser.add_argument(
+        "--list-words",
+        "--words",
+        dest="list_words",
+        action="store_true",
+        help="list the words it knows, if it has a word list",
+    )
     add_json(parser)
 
 
 def _run_info(args: argparse.Namespace) -> None:
+    pipe = _load(args.model)
+    if args.json is not None:
+        write_json(_facts(args.model, pipe), args.json)
+    elif args.list_words:
+        _print_words(pipe)
+    else:
+        _print(_facts(args.model, pipe))
+
+
+def _load(model: str) -> Any:
     from triptych.hub.source import check_source
 
-    check_source(args.model)
+    check_source(model)
     from triptych.hub.pipeline import Pipeline
 
-    pipe = Pipeline.from_pretrained(args.model, device="cpu")
-    facts = _facts(args.model, pipe)
-    if args.json is not None:
-        write_json(facts, args.json)
-        return
-    if args.words:
-        print("\n".join(facts["words"]) or "any text: this model has no word list")
-        return
-    _print(facts)
+    return Pipeline.from_pretrained(model, device="cpu")
+
+
+def list_words(model: str) -> None:
+    """What `--list-words` does."""
+    _print_words(_load(model))
+
+
+def _print_words(pipe: Any) -> None:
+    print("\n".join(pipe.words) or "any text: this model has no word list")
 
 
 def _facts(name: str, pipe: Any) -> dict[str, Any]:
@@ -73,11 +90,19 @@ def _facts(name: str, pipe: Any) -> dict[str, Any]:
         "image_tokens": bundle.image.tokens_per_image if Modality.IMAGE in bundle else None,
         "max_audio_seconds": _audio_seconds(pipe) if Modality.AUDIO in bundle else None,
         "chooses_audio_length": limits.audio_slot is not None,
-        "words": list(limits.words),
+        "words": list(pipe.words),
         "examples": list(limits.examples),
+        "input_checks": _checks(pipe.input_checks),
         "sampling_preset": pipe.preset,
         "license": pipe.license,
     }
+
+
+def _checks(checks: Any) -> dict[str, Any] | None:
+    if checks is None:
+        return None
+    counts = {kind: distribution.n for kind, distribution in checks.distributions.items()}
+    return {"false_alarm_rate": checks.false_alarm_rate, "validation_inputs": counts}
 
 
 def _audio_seconds(pipe: Any) -> float:
@@ -106,9 +131,16 @@ def _print(facts: dict[str, Any]) -> None:
         row("images", f"{facts['image_size']} x {facts['image_size']} pixels as {facts['image_tokens']} tokens")
     if facts["max_audio_seconds"] is not None:
         row("audio", f"up to {facts['max_audio_seconds']:.1f} s; {chosen[facts['chooses_audio_length']]} (--seconds)")
-    row("words", f"{len(facts['words'])}, listed by --words" if facts["words"] else "any text")
+    row("words", f"{len(facts['words'])}, listed by --list-words" if facts["words"] else "any text")
     if facts["examples"]:
         row("try", "; ".join(repr(example) for example in facts["examples"]))
+    checks = facts["input_checks"]
+    row(
+        "input checks",
+        f"{', '.join(checks['validation_inputs'])}; {checks['false_alarm_rate']:.1%} false alarms"
+        if checks
+        else "none: unusual inputs get no warning (`triptych calibrate`)",
+    )
     row("directions", ", ".join(facts["directions"]))
     row("preset", facts["sampling_preset"])
     row("licence", facts["license"] or "not stated")

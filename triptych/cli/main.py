@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import triptych
 from triptych.cli import (
+    calibrate,
     completion,
     data,
     demo,
@@ -36,8 +37,8 @@ from triptych.cli.command import GROUPS, Command
 from triptych.errors import UserError, did_you_mean
 
 # In the order of the overview.
-_MODULES = (demo, generate, evaluate, info, export, completion, train, tokenize, data, tokenizers, verify, scenes)
-_MODULES += (plan, grid, fit, sweep, study)  # type: ignore[assignment]
+_MODULES = (demo, generate, evaluate, info, export, calibrate, completion, train, tokenize, data, tokenizers, verify)
+_MODULES += (scenes, plan, grid, fit, sweep, study)  # type: ignore[assignment]
 COMMANDS: dict[str, Command] = {name: command for module in _MODULES for name, command in module.COMMANDS.items()}
 
 _HELP = ("-h", "--help", "help")

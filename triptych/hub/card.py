@@ -90,7 +90,8 @@ def _use(limits: Limits) -> list[str]:
         "",
     ]
     if limits.words:
-        lines += [f"The model knows {len(limits.words)} words; `triptych info FOLDER_OR_NAME --words` lists them.", ""]
+        listed = "`triptych info FOLDER_OR_NAME --list-words` lists them."
+        lines += [f"The model knows {len(limits.words)} words; {listed}", ""]
     return lines
 
 

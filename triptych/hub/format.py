@@ -1,7 +1,7 @@
 """How a model is stored: a folder with weights, configuration, tokenizers and model card, without pickle.
 
 model.safetensors   float32, or float16 or bfloat16 at half the size
-config.json         shape, limits, sampling preset, licence, fingerprints of vocabulary and tokenizers
+config.json         shape, limits, sampling preset, licence, fingerprints of vocabulary and tokenizers, input checks
 tokenizers/         as `TokenizerBundle` saves them; built-in models name built-in tokenizers instead
 README.md           the model card
 """
@@ -18,9 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from triptych.data.sequences import PAIR_SPECIALS
 from triptych.errors import CheckpointError, UserError, did_you_mean
+from triptych.hub.input_checks import InputChecks
 from triptych.hub.source import CONFIG, is_run
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
+from triptych.utils.files import write_atomically
 from triptych.utils.legacy import with_current_model_keys
 from triptych.vocab import Vocabulary
 
@@ -28,6 +30,7 @@ DtypeName = Literal["float32", "float16", "bfloat16"]
 """Precisions that weights are stored and computed in."""
 
 WEIGHTS, _CARD, _TOKENIZERS = "model.safetensors", "README.md", "tokenizers"
+_INPUT_CHECKS = "input_checks"  # key of config.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,8 @@ class SavedModel:
     card: str | None = None
     license: str | None = None
     """SPDX identifier or name of the licence of the weights; None if the maker has not chosen one."""
+    input_checks: InputChecks | None = None
+    """Validation distributions of inputs; None before `triptych calibrate`."""
 
 
 def torch_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -127,6 +132,8 @@ def write_model(
         "vocabulary": saved.bundle.vocabulary.fingerprint,
         "tokenizers": saved.bundle.fingerprints,
     }
+    if saved.input_checks is not None:
+        config[_INPUT_CHECKS] = saved.input_checks.as_json
     if builtin_tokenizers is not None:
         config["builtin_tokenizers"] = builtin_tokenizers
     else:
@@ -152,7 +159,16 @@ def read_model(folder: Path) -> SavedModel:
         config["presets"],
         card.read_text() if card.exists() else None,
         config.get("license"),
+        InputChecks.from_json(config[_INPUT_CHECKS]) if _INPUT_CHECKS in config else None,
     )
+
+
+def store_input_checks(folder: Path, checks: InputChecks) -> None:
+    """Add input checks to a saved model, or replace its checks; nothing else changes."""
+    read_config(folder)  # refuses what is not a saved model
+    config = json.loads((folder / CONFIG).read_text())
+    config[_INPUT_CHECKS] = checks.as_json
+    write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -166,9 +182,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         if "embedded_tokenizers" in config:  # the key of earlier versions
             config["builtin_tokenizers"] = config.pop("embedded_tokenizers")
         ModelConfig(**config["model"]), Limits.from_json(config["limits"])
+        if _INPUT_CHECKS in config:
+            InputChecks.from_json(config[_INPUT_CHECKS])
         _ = config["presets"], config["vocabulary"], config["tokenizers"]
         return config
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is not a saved Triptych model: {path.name} ({error!r}).") from error
 
 

@@ -1,24 +1,32 @@
-"""From what people pass to a pipeline (texts, images, audio) to spans of a canvas; wrong input is refused here."""
+"""From what people pass to a pipeline (texts, images, audio) to spans of a canvas.
 
-import re
+Wrong input is refused here. Input that is unlike the training data is reported with a warning.
+"""
+
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from triptych.errors import UserError, nearest
-from triptych.hub.directions import GAP
+from triptych.errors import UserError
+from triptych.hub.checker import InputChecker
+from triptych.hub.directions import GAP, Kind
 from triptych.hub.format import Limits
+from triptych.hub.words import refuse_unknown_words
 from triptych.sample.canvas import MASKED, Span, known, masked, open_ended
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.utils.media import AudioLike, ImageLike, load_audio, load_image
+from triptych.utils.media import Audio, AudioLike, ImageLike, load_audio, load_image
 from triptych.vocab import Modality
 
 
 class Inputs:
-    """Encodes what a model of these limits and tokenizers takes."""
+    """Encodes what a model of these limits and tokenizers takes, and lets `checker` see it.
 
-    def __init__(self, bundle: TokenizerBundle, limits: Limits):
-        self.bundle, self.limits = bundle, limits
+    `beside` of the texts says what they come with in the request: the checker compares them with such texts.
+    """
+
+    def __init__(self, bundle: TokenizerBundle, limits: Limits, checker: InputChecker):
+        self.bundle, self.limits, self.checker = bundle, limits, checker
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
@@ -28,17 +36,30 @@ class Inputs:
             raise UserError(f"expected a text, got {type(text).__name__}.")
         return " ".join(text.lower().split()) if self.limits.words else text
 
-    def text(self, text: str, what: str = "a text") -> Span:
+    def text(self, text: str, beside: Kind | None = None) -> Span:
         """A text that is given."""
-        text = self.normalize(text)
-        if not text.strip():
-            raise UserError(f"expected {what}, got an empty one.")
-        ids = self._encode(text)
-        self._check_length(len(ids), text)
+        text, ids = self.encoded_text(text)
+        self.checker.warn_about_text(text, ids, beside)
         return known(Modality.TEXT, ids)
 
-    def text_to_write(self, prefix: str = "", num_tokens: int | None = None) -> Span:
-        """A text that the model is to write after a prefix: of a given number of new tokens, or of its own choice."""
+    def encoded_text(self, text: str, *, cut: bool = False) -> tuple[str, np.ndarray]:
+        """A text as the model was trained on it, and its ids; one that is too long is refused, or with `cut` cut."""
+        text = self.normalize(text)
+        if not text.strip():
+            raise UserError("expected a text, got an empty one.")
+        ids = self._encode(text)
+        if cut:
+            return text, ids[: self.limits.longest(self.limits.text_slot)]
+        self._check_length(len(ids), text)
+        return text, ids
+
+    def text_to_write(
+        self, prefix: str = "", num_tokens: int | None = None, beside: Kind | None = None, *, is_own: bool = False
+    ) -> Span:
+        """A text that the model is to write after a prefix: of a given number of new tokens, or of its own choice.
+
+        `is_own` says that the prefix is the model's own, not the user's.
+        """
         prefix = self.normalize(prefix)
         ids = self._encode(prefix) if prefix else np.zeros(0, np.int64)
         if num_tokens is not None:
@@ -48,16 +69,20 @@ class Inputs:
             if len(ids) + num_tokens > longest:
                 after = f" after the {len(ids)} tokens of {prefix[:50]!r}" if len(ids) else ""
                 raise UserError(f"num_tokens must be at most {longest - len(ids)}{after}, got {num_tokens}.")
-            return Span(Modality.TEXT, np.concatenate([ids, np.full(num_tokens, MASKED, np.int64)]))
-        if self.limits.text_slot is None:
+            span = Span(Modality.TEXT, np.concatenate([ids, np.full(num_tokens, MASKED, np.int64)]))
+        elif self.limits.text_slot is None:
             raise UserError(
                 "this model was trained without open ends, so it cannot choose the length of a text: "
                 "give it with num_tokens=N (--num-tokens N)."
             )
-        self._check_length(len(ids) + 1, prefix)
-        return open_ended(Modality.TEXT, self.limits.text_slot, ids)
+        else:
+            self._check_length(len(ids) + 1, prefix)
+            span = open_ended(Modality.TEXT, self.limits.text_slot, ids)
+        if not is_own:
+            self.checker.warn_about_text(prefix, ids, beside)
+        return span
 
-    def text_with_gaps(self, text: str) -> Span:
+    def text_with_gaps(self, text: str, beside: Kind | None = None) -> Span:
         """A text in which every gap is one token to generate."""
         parts = self.normalize(text).split(GAP)
         if len(parts) < 2:
@@ -69,24 +94,13 @@ class Inputs:
             part = part.removesuffix(" ") if number < len(parts) - 1 else part
             ids += self._encode(part).tolist() if part else []
         self._check_length(len(ids), text)
+        self.checker.warn_about_text(text, np.array(ids, np.int64), beside)
         return Span(Modality.TEXT, np.array(ids, np.int64))
 
     def _encode(self, text: str) -> np.ndarray:
-        if self.limits.words:
-            self._check_words(text)
+        if self.limits.words:  # a model of a small world would make something up for a word it has never seen
+            refuse_unknown_words(text, self.limits.words)
         return np.asarray(self.bundle.text.encode([text])[0], np.int64)
-
-    def _check_words(self, text: str) -> None:
-        """A model of a small world would make something up for a word it has never seen."""
-        words = self.limits.words
-        for word in re.findall(r"[^\W\d_]+|\d+", text):
-            if word not in words:
-                near = nearest(word, words, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise UserError(
-                    f"this model does not know the word {word!r}.{hint} It knows {len(words)} words; "
-                    "`triptych info MODEL --words` lists them."
-                )
 
     def _check_length(self, tokens: int, text: str) -> None:
         longest = self.limits.longest(self.limits.text_slot)
@@ -98,7 +112,13 @@ class Inputs:
     # -- images -------------------------------------------------------------------------------------------------------
 
     def image(self, image: ImageLike) -> Span:
-        return known(Modality.IMAGE, self.bundle.image.encode([load_image(image)])[0])
+        loaded, ids = self.encoded_image(image)
+        self.checker.warn_about_image(loaded, ids)
+        return known(Modality.IMAGE, ids)
+
+    def encoded_image(self, image: ImageLike) -> tuple[Image.Image, np.ndarray]:
+        loaded = load_image(image)
+        return loaded, self.bundle.image.encode([loaded])[0]
 
     def image_to_draw(self) -> Span:
         return masked(Modality.IMAGE, self.bundle.image.tokens_per_image)
@@ -114,6 +134,11 @@ class Inputs:
         return self.bundle.audio.num_codebooks
 
     def audio(self, audio: AudioLike) -> Span:
+        loaded, ids = self.encoded_audio(audio)
+        self.checker.warn_about_audio(loaded, ids)
+        return known(Modality.AUDIO, ids)
+
+    def encoded_audio(self, audio: AudioLike) -> tuple[Audio, np.ndarray]:
         loaded = load_audio(audio)
         if not len(loaded.samples):
             raise UserError("expected audio, got no samples.")
@@ -124,7 +149,7 @@ class Inputs:
             raise UserError(
                 f"the audio is {loaded.seconds:.1f} s long, and this model takes at most {seconds:.1f} s. Shorten it."
             )
-        return known(Modality.AUDIO, ids)
+        return loaded, ids
 
     def audio_to_speak(self, seconds: float | None) -> Span:
         if seconds is None:

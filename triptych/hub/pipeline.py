@@ -9,13 +9,16 @@
 Methods take one item or a list, and return one or a list. Request i of a list has seed + i; its result is the same as
 when it is requested alone with that seed. Images may be paths, PIL images, arrays or bytes; audio may be paths,
 `Audio`, (samples, rate) or bytes.
+
+Inputs that are unlike the training data get their result with an `UnusualInputWarning`, if the model has been
+calibrated (docs/input-checks.md).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
@@ -23,10 +26,13 @@ from PIL import Image
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
 from triptych.hub.boxes import Box, Repaint, check_box, code_of_pixel, on_square, pixels_of_codes, touched_codes
-from triptych.hub.directions import GAP, direction_for
+from triptych.hub.checker import InputChecker
+from triptych.hub.directions import GAP, Kind, direction_for
 from triptych.hub.format import DtypeName, Limits, SavedModel, read_model, torch_dtype, write_model
+from triptych.hub.input_checks import InputCheck, InputChecks
 from triptych.hub.inputs import Inputs
 from triptych.hub.keywords import Sampling, refuse_keywords
+from triptych.hub.measures import Measures
 from triptych.hub.source import BUILTIN_MODELS, check_source, download, hub_name, is_run
 from triptych.model.transformer import Transformer
 from triptych.sample.batch import Callback
@@ -57,6 +63,8 @@ class Pipeline:
         preset: str = "paper",
         card: str | None = None,
         license: str | None = None,
+        input_checks: InputChecks | None = None,
+        check_inputs: bool = True,
     ):
         if model.vocabulary != bundle.vocabulary:
             raise CheckpointError(
@@ -65,7 +73,8 @@ class Pipeline:
         self.model, self.bundle, self.limits = model.eval(), bundle, limits
         self.preset, self.card, self.license = preset, card, license
         self._presets = _preset_named(preset)
-        self._inputs = Inputs(bundle, limits)
+        self._checker = InputChecker(Measures(self.model, bundle, limits), input_checks, check_inputs)
+        self._inputs = Inputs(bundle, limits, self._checker)
 
     @property
     def device(self) -> torch.device:
@@ -74,6 +83,25 @@ class Pipeline:
     @property
     def vocabulary(self) -> Vocabulary:
         return self.bundle.vocabulary
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All words the model knows; other words are refused. Empty if it takes any text."""
+        return self.limits.words
+
+    @property
+    def input_checks(self) -> InputChecks | None:
+        """Validation distributions of inputs, made by `triptych calibrate`; None if there are none."""
+        return self._checker.checks
+
+    @property
+    def check_inputs(self) -> bool:
+        """Whether unusual inputs are reported; may be changed. Results are the same either way."""
+        return self._checker.is_on
+
+    @check_inputs.setter
+    def check_inputs(self, is_on: bool) -> None:
+        self._checker.is_on = is_on
 
     def to(self, device: str | torch.device) -> "Pipeline":
         """Move the model to a device: "auto", "cpu", "cuda", "mps"."""
@@ -96,6 +124,7 @@ class Pipeline:
         *,
         device: str | torch.device = "auto",
         dtype: DtypeName | torch.dtype = "float32",
+        check_inputs: bool = True,
         revision: str | None = None,
         cache_dir: str | Path | None = None,
         token: str | bool | None = None,
@@ -104,12 +133,13 @@ class Pipeline:
         """Load a model.
 
         `source` is a built-in name ("scenes"), the folder of a saved model or of a training run, or a model on the
-        Hugging Face Hub ("hf://OWNER/NAME"; `revision`, `cache_dir` and `token` are for these).
+        Hugging Face Hub ("hf://OWNER/NAME"; `revision`, `cache_dir` and `token` are for these). `check_inputs` says
+        whether there are warnings about inputs that are unlike the training data.
 
             pipe = Pipeline.from_pretrained("scenes")
             pipe = Pipeline.from_pretrained("runs/mine", device="cuda", dtype="bfloat16")
         """
-        refuse_keywords(unknown, ("device", "dtype", "revision", "cache_dir", "token"))
+        refuse_keywords(unknown, ("device", "dtype", "check_inputs", "revision", "cache_dir", "token"))
         precision = torch_dtype(dtype)
         check_source(source)
         place = resolve_device(device)
@@ -124,7 +154,16 @@ class Pipeline:
             saved = model_of_run(folder)
         else:
             saved = read_model(folder)
-        pipe = cls(saved.model, saved.bundle, saved.limits, preset=saved.preset, card=saved.card, license=saved.license)
+        pipe = cls(
+            saved.model,
+            saved.bundle,
+            saved.limits,
+            preset=saved.preset,
+            card=saved.card,
+            license=saved.license,
+            input_checks=saved.input_checks,
+            check_inputs=check_inputs,
+        )
         pipe.model.to(device=place, dtype=precision)
         return pipe
 
@@ -138,7 +177,9 @@ class Pipeline:
 
             pipe.save_pretrained("models/mine", dtype="float16")
         """
-        saved = SavedModel(self.model, self.bundle, self.limits, self.preset, self.card, self.license)
+        saved = SavedModel(
+            self.model, self.bundle, self.limits, self.preset, self.card, self.license, self.input_checks
+        )
         write_model(Path(folder), saved, dtype=dtype, builtin_tokenizers=builtin_tokenizers)
         return Path(folder)
 
@@ -176,7 +217,7 @@ class Pipeline:
         """
 
         def canvas(prompt: str) -> Canvas:
-            return Canvas(self._inputs.text(prompt), self._inputs.image_to_draw(), hide_text=True)
+            return Canvas(self._inputs.text(prompt, "image"), self._inputs.image_to_draw(), hide_text=True)
 
         return self._each(text, canvas, Modality.IMAGE, self._image, sampling)
 
@@ -259,7 +300,7 @@ class Pipeline:
         pairs = self._pairs(image, question)
 
         def canvas(pair: tuple[ImageLike, str]) -> Canvas:
-            return Canvas(self._inputs.text_to_write(pair[1], num_tokens), self._inputs.image(pair[0]))
+            return Canvas(self._inputs.text_to_write(pair[1], num_tokens, "image"), self._inputs.image(pair[0]))
 
         texts = self._each(pairs, canvas, Modality.TEXT, self._text, sampling)
         answers = [text[len(asked) :].strip() for text, (_, asked) in zip(texts, pairs)]
@@ -282,7 +323,7 @@ class Pipeline:
         """
 
         def canvas(prompt: str) -> Canvas:
-            return Canvas(self._inputs.text(prompt), self._inputs.audio_to_speak(seconds), hide_text=True)
+            return Canvas(self._inputs.text(prompt, "audio"), self._inputs.audio_to_speak(seconds), hide_text=True)
 
         return self._each(text, canvas, Modality.AUDIO, self._audio, sampling)
 
@@ -404,7 +445,9 @@ class Pipeline:
             media = self._inputs.image(image)
         elif audio is not None:
             media = self._inputs.audio(audio)
-        return self._text(self._run([Canvas(self._inputs.text_with_gaps(text), media)], Modality.TEXT, sampling)[0])
+        beside: Kind | None = "image" if image is not None else "audio" if audio is not None else None
+        span = self._inputs.text_with_gaps(text, beside)
+        return self._text(self._run([Canvas(span, media)], Modality.TEXT, sampling)[0])
 
     def infill_audio(
         self,
@@ -440,7 +483,8 @@ class Pipeline:
     def _refill(self, span: Span, text: str | None, sampling: Mapping[str, Any]) -> Canvas:
         """Fill what is masked in an image or audio, following a text or without one."""
         if text is not None:
-            return self._run([Canvas(self._inputs.text(text), span, hide_text=True)], span.modality, sampling)[0]
+            given = self._inputs.text(text, "image" if span.modality == Modality.IMAGE else "audio")
+            return self._run([Canvas(given, span, hide_text=True)], span.modality, sampling)[0]
         without_text = Canvas(unconditional(Modality.TEXT, _UNCONDITIONAL_TOKENS), span)
         return self._run([without_text], span.modality, {"guidance_scale": 1.0, **sampling})[0]
 
@@ -479,6 +523,51 @@ class Pipeline:
         ]
         spoken = Canvas(seen.text, self._inputs.audio_to_speak(seconds), hide_text=True)
         return self._text(seen).strip(), self._audio(self._run([spoken], Modality.AUDIO, sampling)[0])
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    @overload
+    def check_text(self, text: str, beside: Literal["image", "audio"] | None = None) -> InputCheck: ...
+    @overload
+    def check_text(self, text: list[str], beside: Literal["image", "audio"] | None = None) -> list[InputCheck]: ...
+    def check_text(
+        self, text: str | list[str], beside: Literal["image", "audio"] | None = None
+    ) -> InputCheck | list[InputCheck]:
+        """How unusual a text is, or the beginning of one: alone, or among the texts of images or of speech.
+
+        Example:
+
+            pipe.check_text("a cat and a dog", beside="image").is_unusual
+        """
+        if beside not in (None, "image", "audio"):
+            raise UserError(f"beside must be None, image or audio, got {beside!r}.")
+        return _one_or_all(text, lambda each: self._checker.text(*self._inputs.encoded_text(each), beside))
+
+    @overload
+    def check_image(self, image: ImageLike) -> InputCheck: ...
+    @overload
+    def check_image(self, image: list[_Image]) -> list[InputCheck]: ...
+    def check_image(self, image: ImageLike | list[_Image]) -> InputCheck | list[InputCheck]:
+        """How unusual an image is: its score, the highest usual score, and what was measured.
+
+        Example:
+
+            pipe.check_image("photo.jpg").score
+        """
+        return _one_or_all(image, lambda each: self._checker.image(*self._inputs.encoded_image(each)))
+
+    @overload
+    def check_audio(self, audio: AudioLike) -> InputCheck: ...
+    @overload
+    def check_audio(self, audio: list[_Audio]) -> list[InputCheck]: ...
+    def check_audio(self, audio: AudioLike | list[_Audio]) -> InputCheck | list[InputCheck]:
+        """How unusual audio is.
+
+        Example:
+
+            pipe.check_audio("foxes.wav").is_unusual
+        """
+        return _one_or_all(audio, lambda each: self._checker.audio(*self._inputs.encoded_audio(each)))
 
     # -- any to any ---------------------------------------------------------------------------------------------------
 
@@ -574,11 +663,9 @@ class Pipeline:
         use: Use | None = None,
     ) -> Any:
         """Make canvases, fill them, read the results; one for one, a list for a list."""
-        is_pair = isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], np.ndarray)  # samples and rate
-        is_several = isinstance(items, list | tuple) and not is_pair
-        canvases = [canvas(item) for item in (items if is_several else [items])]
-        results = [read(each) for each in self._run(canvases, target, sampling, use)]
-        return results if is_several else results[0]
+        canvases = _one_or_all(items, canvas)
+        results = [read(each) for each in self._run(_as_list(canvases), target, sampling, use)]
+        return results if isinstance(canvases, list) else results[0]
 
     def _run(
         self, canvases: Sequence[Canvas], target: Modality, sampling: Mapping[str, Any], use: Use | None = None
@@ -591,7 +678,8 @@ class Pipeline:
 
     def _caption_canvas(self, image: ImageLike, prompt: str | None, num_tokens: int | None) -> Canvas:
         prefix = self.limits.caption_prompt if prompt is None else prompt
-        return Canvas(self._inputs.text_to_write(prefix, num_tokens), self._inputs.image(image))
+        text = self._inputs.text_to_write(prefix, num_tokens, "image", is_own=prompt is None)
+        return Canvas(text, self._inputs.image(image))
 
     def _pairs(self, image: Any, question: Any) -> list[tuple[ImageLike, str]]:
         images = image if isinstance(image, list) else [image]
@@ -622,6 +710,17 @@ def _preset_named(name: str) -> Mapping[Modality | Use, SamplingConfig]:
     if name not in SAMPLING_PRESETS:
         raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(SAMPLING_PRESETS))}")
     return SAMPLING_PRESETS[name]
+
+
+def _one_or_all(items: Any, function: Callable[[Any], Any]) -> Any:
+    """The result for one item, or a list of results for a list or tuple. A pair of samples and rate is one item."""
+    is_audio = isinstance(items, tuple) and len(items) == 2 and isinstance(items[0], np.ndarray)
+    is_several = isinstance(items, list | tuple) and not is_audio
+    return [function(item) for item in items] if is_several else function(items)
+
+
+def _as_list(items: Any) -> list[Any]:
+    return items if isinstance(items, list) else [items]
 
 
 def _seed_of(sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from triptych.utils.legacy import RENAMED_RECIPES
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "scenes": scenes.scenes,
+    "scenes_full": scenes.scenes_full,
     "nano": scenes.nano,
     "proxy": proxy.proxy,
     "paper_base": paper.paper_base,

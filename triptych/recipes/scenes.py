@@ -9,18 +9,28 @@ from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Cosine, Linear
 from triptych.model.transformer import ModelConfig
 from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, transfer_from_proxy
-from triptych.scenes import grammar
+from triptych.scenes.spoken import TRANSCRIPT_PROMPT, VOICE_REQUEST
+from triptych.scenes.styles import CAPTION_PROMPT
+from triptych.scenes.vocabulary import model_words
+from triptych.scenes.voices import TRAINING_VOICES
+from triptych.scenes.world import SMALL
 from triptych.training.config import PromptConfig, RunConfig, ValidationConfig
 
-EXAMPLES = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
+EXAMPLES = (
+    "a purple cat",
+    "three red hearts at night",
+    "a small dog left of a big blue car",
+    "a fox, two whales and a green umbrella on the grass",
+)
+SMALL_EXAMPLES = ("a cat", "three red hearts", "a dog left of a blue car", "a green hat and a yellow circle")
 TASKS = ("text", "image-text", "audio-text")
 
 
 def scenes() -> RunConfig:
-    """The demo model: text, images and speech of the toy dataset."""
+    """The demo model: the preset `small` of the toy dataset, images of 64 x 64 pixels and one voice."""
     return RunConfig(
         recipe="scenes",
-        prompts=PromptConfig(words=grammar.words(), caption_prompt=grammar.CAPTION_PROMPT, examples=EXAMPLES),
+        prompts=PromptConfig(words=model_words(SMALL), caption_prompt=CAPTION_PROMPT, examples=SMALL_EXAMPLES),
         sampling_preset="scenes",
         model=ModelConfig(
             num_layers=6,
@@ -52,11 +62,43 @@ def scenes() -> RunConfig:
         norm="masked",
         num_steps=26_000,
         ema_decay=0.999,
-        data=tuple(f"data/scenes/train/{task}" for task in TASKS),
-        validation_data=tuple(f"data/scenes/validation/{task}" for task in TASKS),
+        data=_datasets("scenes", "train"),
+        validation_data=_datasets("scenes", "validation"),
         validation=ValidationConfig(every=1000, sequences=256, draws=2),
         save_every=500,
     )
+
+
+def scenes_full() -> RunConfig:
+    """Text, images of 128 x 128 pixels and speech in 25 voices: the preset `full` of the toy dataset."""
+    run = scenes()
+    return replace(
+        run,
+        recipe="scenes_full",
+        prompts=PromptConfig(
+            words=model_words(),
+            caption_prompt=CAPTION_PROMPT,
+            transcript_prompt=TRANSCRIPT_PROMPT,
+            voices=TRAINING_VOICES,
+            voice_request=VOICE_REQUEST,
+            examples=EXAMPLES,
+        ),
+        model=replace(run.model, num_layers=8, width=256, num_heads=8, d_ff=688, max_learned_positions=256),
+        loader=replace(
+            run.loader,
+            seq_len=320,
+            layout=Packed(row_length=320),
+            task_weights={"text": 0.05, "image-text": 0.65, "audio-text": 0.3},
+            open_ends=OpenEnds(probability=0.25, text=32, audio=282, audio_share=0.4),
+        ),
+        tokenizers="tokenizers/scenes-full",
+        data=_datasets("scenes-full", "train"),
+        validation_data=_datasets("scenes-full", "validation"),
+    )
+
+
+def _datasets(folder: str, split: str) -> tuple[str, ...]:
+    return tuple(f"data/{folder}/{split}/{task}" for task in TASKS)
 
 
 def nano() -> RunConfig:

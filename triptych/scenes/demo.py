@@ -1,12 +1,10 @@
 """`triptych demo`: the demo model in every direction, and a small model in training, on one HTML page."""
 
 import html
-import shutil
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,26 +13,31 @@ from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
+from triptych.errors import UnusualInputWarning
 from triptych.eval import html as page
 from triptych.eval.audio import normalize_transcript
 from triptych.hub.directions import GAP
 from triptych.hub.pipeline import Pipeline
-from triptych.recipes import recipe
-from triptych.scenes.grammar import CATEGORIES, Scene, caption, questions, sample_scene
-from triptych.scenes.image import draw, place
-from triptych.scenes.judge import caption_is_right, detect, matches
-from triptych.scenes.make import make_scenes
-from triptych.scenes.samples import scene_sample
-from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.training.logging import read_records
-from triptych.training.loop import train_loop
-from triptych.training.setup import open_run
-from triptych.vocab import Modality, Task
+from triptych.scenes.answer_check import answer_is_right
+from triptych.scenes.caption_check import caption_is_right
+from triptych.scenes.captions import caption
+from triptych.scenes.demo_training import train_small_model
+from triptych.scenes.exam_samples import Voices, world_of
+from triptych.scenes.image import draw
+from triptych.scenes.judge import detect, matches
+from triptych.scenes.layout import place
+from triptych.scenes.picture import Picture
+from triptych.scenes.questions import questions
+from triptych.scenes.speech import ALWAYS_AVAILABLE, synthesize
+from triptych.scenes.spoken import VOICE_REQUEST, spoken_caption
+from triptych.scenes.world import Scene, World
+from triptych.utils.media import Audio
+from triptych.vocab import Modality
 
 _SEED = 7
-_NUM_TRAIN = {Task.TEXT: 400, Task.IMAGE_TEXT: 600, Task.AUDIO_TEXT: 200}  # training samples of the nano model
-_NUM_VALIDATION = 40  # validation samples of each task
 _GREY = (190, 190, 190)
+_DRAWN = {"full": ("counting", "position", "colour attribution", "background")}  # categories of the first images
+_REQUESTED_VOICES = ("emma", "michael")
 
 
 def run_demo(
@@ -49,15 +52,20 @@ def run_demo(
         f"One masked-diffusion transformer with {millions:.1f}M parameters and {pipe.vocabulary.size:,} tokens "
         "for text, images and audio. All scenes below are compositions that were not in its training data."
     )
+    world = world_of(pipe)
     parts: list[tuple[str, Callable[[], str]]] = [
-        ("Text to image", lambda: _text_to_image(pipe, console)),
-        ("Captions and answers", lambda: _image_to_text(pipe, console)),
-        ("Text to speech, and back", lambda: _speech(pipe, console)),
-        ("Infilling", lambda: _infilling(pipe, console)),
-        ("Speech to image", lambda: _speech_to_image(pipe, console)),
+        ("Text to image", lambda: _text_to_image(pipe, world, console)),
+        ("Captions and answers", lambda: _image_to_text(pipe, world, console)),
+        ("Text to speech, and back", lambda: _speech(pipe, world, console)),
+        ("Infilling", lambda: _infilling(pipe, world, console)),
+        ("Speech to image", lambda: _speech_to_image(pipe, world, console)),
     ]
+    if not world.plain_language:
+        parts.insert(3, ("A voice by request", lambda: _voice_by_request(pipe, world, console)))
+    if pipe.input_checks is not None and "image" in pipe.input_checks.distributions:
+        parts.append(("An unusual input", lambda: _unusual_input(pipe, console)))
     if nano_steps:
-        parts.append(("Training a small model", lambda: _training(out, nano_steps, console)))
+        parts.append(("Training a small model", lambda: train_small_model(out, nano_steps, console)))
     sections = []
     for title, part in parts:
         console.rule(title, align="left")
@@ -76,10 +84,10 @@ def run_demo(
     return path
 
 
-def unseen_scene(number: int, category: str) -> tuple[Scene, np.random.Generator]:
+def unseen_scene(number: int, category: str, world: World) -> tuple[Scene, np.random.Generator]:
     """A scene of the test split, and the generator for its words and positions."""
     rng = np.random.default_rng([_SEED, number])
-    return sample_scene(rng, "test", category), rng
+    return world.sample(rng, "test", category), rng
 
 
 def _mark(is_right: bool) -> str:
@@ -89,14 +97,15 @@ def _mark(is_right: bool) -> str:
 # -- text to image ----------------------------------------------------------------------------------------------------
 
 
-def _text_to_image(pipe: Pipeline, console: Console) -> str:
-    scenes = [unseen_scene(i, CATEGORIES[i + 2])[0] for i in range(4)]
-    prompts = [caption(scene, np.random.default_rng(i)) for i, scene in enumerate(scenes)]
+def _text_to_image(pipe: Pipeline, world: World, console: Console) -> str:
+    categories = _DRAWN.get(world.name, world.categories[2:6])
+    scenes = [unseen_scene(i, category, world)[0] for i, category in enumerate(categories)]
+    prompts = [caption(scene, np.random.default_rng(i), world) for i, scene in enumerate(scenes)]
     recorder = _StepRecorder(pipe)
     images = pipe.text_to_image(prompts, seed=_SEED, callback=recorder)
     figures = []
-    for prompt, scene, image, detection in zip(prompts, scenes, images, detect(images)):
-        is_right = matches(detection, scene)
+    for prompt, scene, image, detection in zip(prompts, scenes, images, detect(images, world)):
+        is_right = matches(detection, scene, world)
         console.print(f"  {_mark(is_right)} {prompt}")
         figures.append(page.figure(page.image(image), page.verdict(is_right, prompt)))
     steps = [page.figure(page.image(image, "thumbnail"), f"step {number}") for number, image in recorder.images]
@@ -149,27 +158,38 @@ def _white_code(pipe: Pipeline) -> int:
 # -- image to text ----------------------------------------------------------------------------------------------------
 
 
-def _image_to_text(pipe: Pipeline, console: Console) -> str:
-    scene, rng = unseen_scene(10, "position")
-    objects = place(scene, rng)
-    image = draw(objects)
+def _image_to_text(pipe: Pipeline, world: World, console: Console) -> str:
+    scene, rng = unseen_scene(10, "position", world)
+    picture = place(scene, rng, world)
+    image = draw(picture, world)
     text = pipe.caption(image, seed=_SEED)
-    is_right = caption_is_right(text, scene, objects)
+    is_right = caption_is_right(text, scene, picture, world)
     console.print(f"  {_mark(is_right)} caption: {escape(text)}")
     lines = [page.paragraph(f"Caption: {page.verdict(is_right, text)}")]
-    for question, expected in questions(scene)[:3]:
-        answer = pipe.answer(image, question, seed=_SEED)
-        console.print(f"  {_mark(answer == expected)} {question} {escape(answer)}")
-        lines.append(page.paragraph(f"{html.escape(question)} {page.verdict(answer == expected, answer)}"))
+    for asked in _different_questions(scene, picture, world, rng):
+        answer = pipe.answer(image, asked, seed=_SEED)
+        is_right = answer_is_right(asked, answer, picture, world)
+        console.print(f"  {_mark(is_right)} {asked} {escape(answer)}")
+        lines.append(page.paragraph(f"{html.escape(asked)} {page.verdict(is_right, answer)}"))
     return page.row(page.figure(page.image(image), "input image"), f"<div>{''.join(lines)}</div>")
+
+
+def _different_questions(
+    scene: Scene, picture: Picture, world: World, rng: np.random.Generator, count: int = 3
+) -> list[str]:
+    """Questions of different forms."""
+    by_form: dict[str, list[str]] = {}
+    for each in questions(scene, picture, world):
+        by_form.setdefault(each.form, []).append(each.text)
+    first = [form for form in ("count", "relation", "what is", "colour", "background") if form in by_form]
+    return [by_form[form][int(rng.integers(len(by_form[form])))] for form in first[:count]]
 
 
 # -- speech -----------------------------------------------------------------------------------------------------------
 
 
-def _speech(pipe: Pipeline, console: Console) -> str:
-    scene, rng = unseen_scene(20, "two objects")
-    text = caption(scene, rng)
+def _speech(pipe: Pipeline, world: World, console: Console) -> str:
+    _, text, _ = _spoken(20, world)
     speech = pipe.text_to_speech(text, seed=_SEED)
     transcript = pipe.transcribe(speech, seed=_SEED)
     is_right = normalize_transcript(transcript) == normalize_transcript(text)
@@ -184,14 +204,34 @@ def _speech(pipe: Pipeline, console: Console) -> str:
     )
 
 
-def _speech_to_image(pipe: Pipeline, console: Console) -> str:
-    sample = scene_sample(Task.AUDIO_TEXT, "test", 3, seed=_SEED)
-    assert sample.audio is not None
-    transcript, image = pipe.speech_to_image(sample.audio, seed=_SEED)
-    is_right = matches(detect([image])[0], sample.scene)
-    console.print(f"  spoken: {sample.text}\n  transcript: {escape(transcript)}\n  {_mark(is_right)} image")
+def _spoken(number: int, world: World) -> tuple[Scene, str, np.random.Generator]:
+    """A scene and what a person would say to have it drawn."""
+    scene, rng = unseen_scene(number, "two objects", world)
+    while True:
+        text = spoken_caption(scene, rng, world)
+        if not text.endswith("?"):
+            return scene, text, rng
+
+
+def _voice_by_request(pipe: Pipeline, world: World, console: Console) -> str:
+    _, text, _ = _spoken(21, world)
+    figures = []
+    for voice in _REQUESTED_VOICES:
+        request = VOICE_REQUEST.format(text=text, voice=voice)
+        speech = pipe.text_to_speech(request, seed=_SEED)
+        console.print(f"  {speech.seconds:.1f} s of speech: {request}")
+        figures.append(page.figure(page.audio(speech), page.quote(request)))
+    return page.paragraph("The same sentence in two voices:") + page.row(*figures)
+
+
+def _speech_to_image(pipe: Pipeline, world: World, console: Console) -> str:
+    scene, text, rng = _spoken(40, world)
+    speech: Audio = synthesize(text, rng, world, ALWAYS_AVAILABLE, Voices.find(None).folder)
+    transcript, image = pipe.speech_to_image(speech, seed=_SEED)
+    is_right = matches(detect([image], world)[0], scene, world)
+    console.print(f"  spoken: {text}\n  transcript: {escape(transcript)}\n  {_mark(is_right)} image")
     return page.paragraph("The model transcribes the speech and draws the transcript:") + page.row(
-        page.figure(page.audio(sample.audio), f"input speech: {page.quote(sample.text)}"),
+        page.figure(page.audio(speech), f"input speech: {page.quote(text)}"),
         page.figure(page.image(image), page.verdict(is_right, transcript)),
     )
 
@@ -199,20 +239,21 @@ def _speech_to_image(pipe: Pipeline, console: Console) -> str:
 # -- infilling --------------------------------------------------------------------------------------------------------
 
 
-def _infilling(pipe: Pipeline, console: Console) -> str:
-    scene, rng = unseen_scene(30, "colour attribution")
-    objects = place(scene, rng)
-    image, text = draw(objects), caption(scene, rng)
-    box = objects[-1].box
+def _infilling(pipe: Pipeline, world: World, console: Console) -> str:
+    scene, rng = unseen_scene(30, "colour attribution", world)
+    picture = place(scene, rng, world)
+    image, text = draw(picture, world), caption(scene, rng, world, opening="")
+    box = picture.objects[-1].box
     with_hole = image.copy()
     with_hole.paste(_GREY, box)
     filled = pipe.infill_image(image, box, text, seed=_SEED)
-    is_image_right = matches(detect([filled])[0], scene)
+    is_image_right = matches(detect([filled], world)[0], scene, world)
     console.print(f"  {_mark(is_image_right)} image with a hole, filled with the text: {text}")
 
-    with_gaps = " ".join(GAP if word in _colours(scene) else word for word in text.split())
+    colours = {group.colour for group in scene.groups}
+    with_gaps = " ".join(GAP if word in colours else word for word in text.split())
     completed = pipe.infill_text(with_gaps, image, seed=_SEED)
-    is_text_right = caption_is_right(completed, scene, objects)
+    is_text_right = caption_is_right(completed, scene, picture, world)
     console.print(f"  {_mark(is_text_right)} {with_gaps}  ->  {escape(completed)}")
     return "".join(
         [
@@ -230,53 +271,21 @@ def _infilling(pipe: Pipeline, console: Console) -> str:
     )
 
 
-def _colours(scene: Scene) -> set[str]:
-    return {group.colour for group in scene.groups if group.colour}
+# -- unusual inputs ---------------------------------------------------------------------------------------------------
 
 
-# -- training ---------------------------------------------------------------------------------------------------------
-
-
-def _training(out: Path, num_steps: int, console: Console) -> str:
-    data = out / "data"
-    console.print("  making a small dataset ...")
-    make_scenes(data, _NUM_TRAIN, _NUM_VALIDATION, workers=0, overwrite=True, report=lambda line: None)
-    config = recipe("nano")
-    config = replace(
-        config,
-        num_steps=num_steps,
-        data=tuple(str(data / "train" / task.label) for task in Task),
-        validation_data=tuple(str(data / "validation" / task.label) for task in Task),
-        validation=replace(config.validation, every=max(1, num_steps // 4)),
-        save_every=num_steps,
-        log_every=min(config.log_every, max(1, num_steps // 2)),
+def _unusual_input(pipe: Pipeline, console: Console) -> str:
+    size = pipe.bundle.image.resolution
+    noise = np.random.default_rng(_SEED).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnusualInputWarning)
+        text = pipe.caption(image, seed=_SEED)
+    messages = [str(each.message) for each in caught if issubclass(each.category, UnusualInputWarning)]
+    message = messages[0] if messages else "no warning"
+    console.print(f"  caption of noise: {escape(text)}\n  {_mark(bool(messages))} {escape(message)}")
+    return page.row(
+        page.figure(page.image(image), "noise"),
+        f"<div>{page.paragraph(f'Caption: {page.quote(text)}')}"
+        f"{page.paragraph(f'Warning: {page.verdict(bool(messages), message)}')}</div>",
     )
-    bundle = TokenizerBundle.load("scenes")
-    folder = out / "nano"
-    shutil.rmtree(folder, ignore_errors=True)  # every demo trains from scratch
-    with console.status("") as status, open_run(config, folder, bundle, torch.device("cpu")) as run:
-        train_loop(run, [lambda event: _show_progress(event, status)])
-    events = [
-        event for event in read_records(folder / "records.jsonl") if event["kind"] == "step" and not event["skipped"]
-    ]
-    first, last = events[0], events[-1]
-    console.print(f"  {last['step']} steps: loss {first['loss']:.2f} -> {last['loss']:.2f} nats per token")
-    lines = {"all": [(float(e["step"]), float(e["loss"])) for e in events]}
-    for name in ("text", "image", "audio"):
-        points = [(float(e["step"]), float(e["nll"][name])) for e in events if e["nll"].get(name) is not None]
-        lines |= {name: points} if points else {}
-    return "".join(
-        [
-            page.paragraph(
-                f"The recipe <code>nano</code>: {num_steps} steps on {sum(_NUM_TRAIN.values()):,} samples, trained on "
-                "this machine just now. The chart shows the negative log-likelihood of masked tokens in nats. "
-                "<code>triptych train scenes</code> trains the demo model itself."
-            ),
-            page.line_chart(lines, "step", "nats per masked token"),
-        ]
-    )
-
-
-def _show_progress(event: dict[str, Any], status: Any) -> None:
-    if event["kind"] == "step" and not event["skipped"]:
-        status.update(f"  step {event['step']} of {event['num_steps']}, loss {event['loss']:.2f}")

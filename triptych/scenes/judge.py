@@ -1,16 +1,17 @@
-"""The exact judge: detects the objects in an image and decides whether the image shows a scene.
+"""The exact judge: reads the objects, their sizes and the background from an image, and compares them with a scene.
 
-Detection is matching pursuit with the dataset's own sprites. A sprite T at some position explains the image P better
-than a white background does by
+Detection is matching pursuit with the world's own sprites. Let B be the background and R = P - B what an image P shows
+in front of it. A sprite with colours S and opacity a, at some position, changes the background by D = a (S - B), and
+explains the image better than the background alone by
 
-    gain = |1 - P|^2 - |T - P|^2 = 2 <1 - P, 1 - T> - |1 - T|^2        (over the sprite's 28 x 28 window)
+    gain = |R|^2 - |R - D|^2 = 2 <R, D> - |D|^2        (over the sprite's window)
 
-which is one correlation. The sprite and position with the largest gain are subtracted, and the search repeats until
-nothing left resembles an object. A residual that is too strong to be blur counts as an unknown object, so an image with
-a smudge never passes.
+Every look is compared in every size at every fourth pixel, on 32 x 32 pixels. The best sprites are then compared pixel
+by pixel, without the pixels of objects that were already detected, because one may stand in front of another. The
+search repeats until nothing left resembles an object. What differs from the image of the detected objects and is too
+strong to be blur counts as an unknown object, so an image with a smudge never passes.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,105 +20,232 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
-from triptych.scenes.grammar import CATEGORIES, Scene, parse
-from triptych.scenes.image import IMAGE_SIZE, PlacedObject
-from triptych.scenes.sprites import APPEARANCES, SPRITE_SIZE, sprites
+from triptych.scenes.image import background
+from triptych.scenes.picture import Picture, PlacedObject, shows
+from triptych.scenes.sprites import sprite
+from triptych.scenes.world import BACKGROUNDS, FULL, Look, Scene, World, natural_look
 
-# B images, A appearances, H x W positions
+# A looks, L positions, K values of a window
 
-MAX_DETECTIONS = 8  # more objects than any scene has
-MIN_QUALITY = 0.5  # share of a sprite's own contrast that must be explained: 1 is pixel-perfect, 0 is plain white
-MAX_RESIDUAL = 0.5  # unexplained contrast above this is an unknown object; unit: contrast of the faintest sprite
-MIN_SEPARATION = SPRITE_SIZE / 2  # distance in pixels between centres for "left of", "above" etc. to hold
+SEARCH_SIZE = 32  # pixels of the search; objects are found at any of them
+CONFIRM_SIZE = 64  # pixels of the confirmation
+MAX_DETECTIONS = 12  # more objects than any scene has
+MIN_QUALITY = 0.5  # share of a sprite's own contrast that must be explained: 1 is pixel-perfect, 0 is background
+MIN_VISIBLE = 0.4  # share of a sprite that other objects must not cover
+MAX_RESIDUAL = 0.5  # unexplained contrast above this is an unknown object; unit: contrast of a typical small sprite
+_NUM_LOOKS = 12  # looks that are compared pixel by pixel
 
 
 @dataclass(frozen=True)
 class Detection:
     """What the judge sees in an image."""
 
-    objects: tuple[PlacedObject, ...]
+    picture: Picture
+    """Its objects are in the order in which they are drawn."""
     has_residual: bool
     """Whether the image shows something that is not a known object."""
 
-    @property
-    def appearances(self) -> Counter:
-        return Counter(item.appearance for item in self.objects)
+
+# -- what does not depend on the image --------------------------------------------------------------------------------
 
 
 @cache
-def _templates() -> tuple[torch.Tensor, torch.Tensor]:
-    """Difference of every sprite from white [A, 3, 28, 28], and its energy [A]."""
-    all_sprites = [sprites()[appearance] for appearance in APPEARANCES]
-    contrast = np.stack([sprite[..., 3:] * (1 - sprite[..., :3]) for sprite in all_sprites])
-    templates = torch.from_numpy(contrast).movedim(-1, 1).contiguous()
-    return templates, templates.square().sum((1, 2, 3))
+def _looks(world: World) -> list[Look]:
+    return [natural_look(*look) for look in world.looks()]
+
+
+@cache
+def _sprites(world: World, width: int) -> Tensor:
+    """All looks in one size, [A, 4, width, width]: opacity times colour, and opacity."""
+    rgba = torch.from_numpy(np.stack([sprite(look, width, world) for look in _looks(world)])).movedim(-1, 1)
+    return torch.cat([rgba[:, 3:] * rgba[:, :3], rgba[:, 3:]], dim=1)
+
+
+@cache
+def _background(world: World, name: str) -> Tensor:
+    """[3, size, size]."""
+    return torch.from_numpy(background(name, world.image_size)).movedim(-1, 0).contiguous()
+
+
+def _pool(pixels: Tensor, world: World) -> Tensor:
+    """To the resolution of the search."""
+    return F.avg_pool2d(pixels, world.image_size // SEARCH_SIZE)
+
+
+@cache
+def _templates(world: World, width: int) -> Tensor:
+    """What <R, D> multiplies with R and R B, at the resolution of the search, [A, K]."""
+    small = _pool(_sprites(world, width), world)
+    return torch.cat([small[:, :3], -small[:, 3:]], dim=1).flatten(1)
+
+
+@cache
+def _energy(world: World, width: int, name: str) -> Tensor:
+    """|D|^2 of every look at every position of the search, [A, L]."""
+    small, behind = _pool(_sprites(world, width), world), _pool(_background(world, name)[None], world)
+    colours, opacity = small[:, :3], small[:, 3:]
+    maps = torch.cat([behind, behind.square().sum(1, keepdim=True)], dim=1)
+    weights = torch.cat([-2 * opacity * colours, opacity.square()], dim=1).flatten(1)
+    return weights @ F.unfold(maps, small.shape[-1])[0] + colours.square().sum((1, 2, 3))[:, None]
+
+
+@cache
+def _least_energy(world: World, width: int, name: str) -> Tensor:
+    """[L]."""
+    return _energy(world, width, name).amin(0)
+
+
+@cache
+def _typical_contrast(world: World, name: str) -> float:
+    """|D|^2 of a typical look in the smallest size."""
+    sprites = _sprites(world, min(world.sizes.values()))
+    colour = _background(world, name).mean((1, 2))[:, None, None]
+    return float((sprites[:, :3] - sprites[:, 3:] * colour).square().sum((1, 2, 3)).median())
+
+
+# -- detection --------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def detect(images: Sequence[Image.Image]) -> list[Detection]:
-    """Find the objects in images; other sizes than 64 x 64 are resized."""
-    templates, energy = _templates()
-    pixels = np.stack([np.asarray(image.convert("RGB").resize((IMAGE_SIZE, IMAGE_SIZE))) for image in images])
-    contrast_BCHW = 1 - torch.from_numpy(pixels).movedim(-1, 1).float() / 255
-    objects: list[list[PlacedObject]] = [[] for _ in images]
-    active = torch.arange(len(images))
-    for _ in range(MAX_DETECTIONS):
-        if not len(active):
+def detect(images: Sequence[Image.Image], world: World = FULL) -> list[Detection]:
+    """Read images; those of another size are resized."""
+    size = (world.image_size, world.image_size)
+    pixels = (np.asarray(image.convert("RGB").resize(size), np.float32) / 255 for image in images)
+    return [_detect(torch.from_numpy(each).movedim(-1, 0).contiguous(), world) for each in pixels]
+
+
+def _detect(image_CHW: Tensor, world: World) -> Detection:
+    name = _find_background(image_CHW, world)
+    visible = torch.ones_like(image_CHW[:1])  # 0 where an object was detected
+    objects: list[PlacedObject] = []
+    rest = image_CHW - _background(world, name)
+    while len(objects) < MAX_DETECTIONS:
+        new = _best_objects(rest, visible, name, world)
+        if not new:
             break
-        overlap_BAHW = F.conv2d(contrast_BCHW[active], templates)
-        gain_BAHW = 2 * overlap_BAHW - energy[:, None, None]
-        gain, flat_index = gain_BAHW.flatten(1).max(1)
-        side = gain_BAHW.shape[3]
-        number = flat_index // (side * side)
-        y, x = (flat_index // side) % side, flat_index % side
-        # A sprite may explain an unknown blob a little. To be detected, it must explain most of its own contrast.
-        is_good = gain / energy[number] >= MIN_QUALITY
-        for image, sprite, row, column in zip(active[is_good], number[is_good], y[is_good], x[is_good]):
-            objects[image].append(PlacedObject(APPEARANCES[sprite], int(column), int(row)))
-            contrast_BCHW[image, :, row : row + SPRITE_SIZE, column : column + SPRITE_SIZE] -= templates[sprite]
-        active = active[is_good]
-    residual = F.avg_pool2d(contrast_BCHW.square().sum(1, keepdim=True), SPRITE_SIZE, stride=4, divisor_override=1)
-    has_residual = (residual.flatten(1) > MAX_RESIDUAL * energy.min()).any(1)
-    return [Detection(tuple(items), bool(rest)) for items, rest in zip(objects, has_residual)]
+        # An object that stands on another is drawn after it.
+        objects = sorted([*objects, *new], key=lambda item: -item.box[3])
+        rest = image_CHW - _render(objects, name, world)
+    window = min(world.sizes.values())
+    unexplained = F.avg_pool2d(rest.square().sum(0)[None, None], window, stride=window // 4, divisor_override=1)
+    has_residual = bool(unexplained.max() > MAX_RESIDUAL * _typical_contrast(world, name))
+    return Detection(Picture(tuple(objects), name), has_residual)
 
 
-def matches(detection: Detection, scene: Scene) -> bool:
-    """Whether an image shows exactly the scene: its objects, no others, in its relation."""
-    expected = Counter({group.appearance: group.count for group in scene.groups})
-    return not detection.has_residual and detection.appearances == expected and relation_holds(detection.objects, scene)
+def _find_background(image_CHW: Tensor, world: World) -> str:
+    """The background that most pixels agree with."""
+    names = ("white",) if world.has_grid else BACKGROUNDS
+
+    def agreement(name: str) -> float:
+        difference = (image_CHW - _background(world, name))[:, ::2, ::2].abs().amax(0)
+        return float(torch.exp(-difference.square() / 0.005).sum())
+
+    return max(names, key=agreement)
 
 
-def relation_holds(objects: Sequence[PlacedObject], scene: Scene) -> bool:
-    """Whether the relation holds between every object of the first group and every object of the second."""
-    if scene.relation is None:
-        return True
-    first, second = ([item for item in objects if item.appearance == group.appearance] for group in scene.groups)
-    axis = 0 if scene.relation in ("left of", "right of") else 1
-    sign = 1 if scene.relation in ("left of", "above") else -1
-    return bool(first and second) and all(
-        sign * (there.centre[axis] - here.centre[axis]) >= MIN_SEPARATION for here in first for there in second
-    )
+def _render(objects: Sequence[PlacedObject], name: str, world: World) -> Tensor:
+    pixels = _background(world, name).clone()
+    for item in objects:
+        premultiplied = _sprites(world, item.width)[_looks(world).index(item.look)]
+        area = pixels[:, item.y : item.y + item.width, item.x : item.x + item.width]
+        area += premultiplied[:3] - premultiplied[3:] * area
+    return pixels
 
 
-def caption_is_true(text: str, objects: Sequence[PlacedObject]) -> bool:
-    """Whether a caption is in the grammar, names exactly these objects, and claims no false relation."""
-    scene = parse(text)
-    return scene is not None and matches(Detection(tuple(objects), has_residual=False), scene)
+@dataclass(frozen=True)
+class _Candidate:
+    score: float
+    looks: list[int]
+    """Numbers of the best looks, the best first."""
+    x: int
+    y: int
+    width: int
 
 
-def caption_is_right(text: str, scene: Scene, objects: Sequence[PlacedObject]) -> bool:
-    """Whether a caption of the image of a scene is true and, if the scene has a relation, states one."""
-    parsed = parse(text)
-    return parsed is not None and caption_is_true(text, objects) and (not scene.relation or parsed.relation is not None)
+def _best_objects(rest: Tensor, visible: Tensor, name: str, world: World) -> list[PlacedObject]:
+    """Sprites that explain pixels which no other explains, the best first. These pixels are no longer visible."""
+    small = _pool(rest[None], world)
+    candidates = [item for width in world.sizes.values() for item in _candidates(small, width, name, world)]
+    objects: list[PlacedObject] = []
+    for candidate in sorted(candidates, key=lambda item: -item.score):
+        item = _confirm(candidate, rest, visible, name, world)
+        if item is not None:
+            objects.append(item)
+    return objects
 
 
-def score_images(images: Sequence[Image.Image], scenes: Sequence[Scene]) -> dict[str, float]:
+def _candidates(rest: Tensor, width: int, name: str, world: World) -> list[_Candidate]:
+    """The best sprites of one size, at positions where none is better nearby."""
+    behind = _pool(_background(world, name)[None], world)
+    maps = torch.cat([rest, (rest * behind).sum(1, keepdim=True)], dim=1)
+    step = world.image_size // SEARCH_SIZE
+    window = width // step
+    side = SEARCH_SIZE - window + 1
+    # |R| |D| >= <R, D> >= (1 + MIN_QUALITY) / 2 |D|^2: with less contrast than that, no sprite is good enough.
+    contrast = F.avg_pool2d(rest.square().sum(1, keepdim=True), window, stride=1, divisor_override=1).flatten()
+    places = torch.nonzero(contrast >= ((1 + MIN_QUALITY) / 2) ** 2 * _least_energy(world, width, name))[:, 0]
+    if not len(places):
+        return []
+    energy = _energy(world, width, name)[:, places]
+    gain = 2 * (_templates(world, width) @ F.unfold(maps, window)[0][:, places]) - energy
+    gain[gain < MIN_QUALITY * energy] = 0
+    best, look = gain.max(0)
+    # A large sprite that explains several objects a little must not come before the objects themselves.
+    opacity = -_templates(world, width).view(-1, 4, window * window)[look, 3]
+    covered = (opacity * (2 - opacity) * F.unfold(rest.square().sum(1, keepdim=True), window)[0].T[places]).sum(1)
+    quality = (best / torch.maximum(energy.gather(0, look[None])[0], covered)).clamp(max=1)
+    scores = torch.zeros(side * side)
+    scores[places] = best * quality.square()
+    is_peak = scores == F.max_pool2d(scores.view(1, 1, side, side), 3, stride=1, padding=1).flatten()
+    candidates = []
+    for index in torch.nonzero((scores[places] > 0) & is_peak[places])[:, 0].tolist():
+        _, looks = gain[:, index].topk(_NUM_LOOKS)
+        y, x = (step * place for place in divmod(int(places[index]), side))
+        candidates.append(_Candidate(float(scores[places[index]]), looks.tolist(), x, y, width))
+    return candidates
+
+
+def _confirm(candidate: _Candidate, rest: Tensor, visible: Tensor, name: str, world: World) -> PlacedObject | None:
+    """The best look of a candidate, compared pixel by pixel; None if too little of it is visible or explained.
+
+    The object is subtracted from the rest, and covers what is behind it.
+    """
+    x, y, width = candidate.x, candidate.y, candidate.width
+    area = (slice(None), slice(y, y + width), slice(x, x + width))
+    seen = visible[area]
+    opacity = _sprites(world, width)[candidate.looks[0], 3:]
+    if (seen * opacity).sum() < MIN_VISIBLE * opacity.sum():
+        return None
+    sprites = _sprites(world, width)[candidate.looks]
+    change = seen * (sprites[:, :3] - sprites[:, 3:] * _background(world, name)[area])
+    scale = world.image_size // CONFIRM_SIZE
+    small, small_rest = F.avg_pool2d(change, scale), F.avg_pool2d(rest[area], scale)
+    energy = small.square().sum((1, 2, 3))
+    gain = 2 * (small_rest * small).sum((1, 2, 3)) - energy
+    best = int(gain.argmax())
+    opacity = sprites[best, 3:]
+    covered = (F.avg_pool2d(seen * opacity * (2 - opacity), scale) * small_rest.square()).sum()
+    if gain[best] < MIN_QUALITY * max(energy[best], covered):
+        return None
+    rest[area] -= change[best]
+    visible[area] = seen * (1 - opacity)
+    return PlacedObject(_looks(world)[candidate.looks[best]], x, y, width)
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def matches(detection: Detection, scene: Scene, world: World = FULL) -> bool:
+    """Whether an image shows exactly the scene: its objects, no others, and everything that the scene states."""
+    return not detection.has_residual and shows(detection.picture, scene, world)
+
+
+def score_images(images: Sequence[Image.Image], scenes: Sequence[Scene], world: World = FULL) -> dict[str, float]:
     """Share of images that show their scene, by category, and "overall": the mean over categories, as in GenEval."""
-    right: dict[str, list[bool]] = {category: [] for category in CATEGORIES}
-    for start in range(0, len(scenes), 64):
-        batch = slice(start, start + 64)
-        for detection, scene in zip(detect(images[batch]), scenes[batch]):
-            right[scene.category].append(matches(detection, scene))
+    right: dict[str, list[bool]] = {category: [] for category in world.categories}
+    for detection, scene in zip(detect(images, world), scenes):
+        right[scene.category].append(matches(detection, scene, world))
     scores = {category: float(np.mean(answers)) for category, answers in right.items() if answers}
     return scores | {"overall": float(np.mean(list(scores.values())))}

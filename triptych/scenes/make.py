@@ -13,9 +13,10 @@ from typing import Any
 from triptych.data.shards import MANIFEST, Manifest
 from triptych.data.tokenize import TokenizeConfig, build_dataset
 from triptych.errors import UserError
+from triptych.scenes.world import World
 from triptych.scenes.write import write_scenes
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.vocab import Task
+from triptych.vocab import Modality, Task
 
 
 def make_scenes(
@@ -23,6 +24,8 @@ def make_scenes(
     num_samples: dict[Task, int],
     num_validation: int,
     *,
+    world: World,
+    voices: Path | None = None,
     workers: int,
     tokenizers: str = "scenes",
     overwrite: bool = False,
@@ -37,6 +40,11 @@ def make_scenes(
     counts = {("train", task): count for task, count in num_samples.items() if count}
     counts |= {("validation", task): num_validation for task in num_samples if num_validation}
     bundle = TokenizerBundle.load(tokenizers)
+    if Modality.IMAGE in bundle and bundle.image.resolution != world.image_size:
+        raise UserError(
+            f"the preset {world.name} has images of {world.image_size} pixels, but the tokenizers {tokenizers!r} take "
+            f"{bundle.image.resolution}. `triptych scenes fit` makes tokenizers for the preset full."
+        )
     complete = set()
     for (split, task), count in counts.items():
         out = folder / split / task.label
@@ -56,7 +64,7 @@ def make_scenes(
         if (split, task) in complete:
             continue
         num_written = 0
-        for in_file in write_scenes(raw, split, [task], count, 0, max(1, workers)):
+        for in_file in write_scenes(raw, split, [task], count, 0, max(1, workers), world, voices):
             num_written += in_file
             report(f"{split}, {task.label}: {num_written:,} of {count:,} written")
         ending = "jsonl" if task == Task.TEXT else "tar"

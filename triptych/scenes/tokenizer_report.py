@@ -1,6 +1,7 @@
 """What tokenizers preserve of the toy dataset: text exactly, images and speech by independent measures."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,11 @@ from PIL import Image
 
 from triptych.eval.audio import dnsmos, transcribe, word_error_rate
 from triptych.eval.image import psnr
-from triptych.scenes.image import IMAGE_SIZE
 from triptych.scenes.judge import score_images
-from triptych.scenes.samples import scene_sample
+from triptych.scenes.samples import SPLITS, scene_sample
+from triptych.scenes.speech import available_voices, synthesize
+from triptych.scenes.spoken import spoken_caption
+from triptych.scenes.world import FULL, Scene, World
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.utils.media import Audio
@@ -20,57 +23,90 @@ Progress = Callable[[str], None]
 
 
 def evaluate_tokenizers(
-    bundle: TokenizerBundle, num_images: int, num_speech: int, split: str = "test", progress: Progress = print
+    bundle: TokenizerBundle,
+    num_images: int,
+    num_speech: int,
+    split: str = "test",
+    world: World = FULL,
+    voices: Path | None = None,
+    progress: Progress = print,
 ) -> dict[str, Any]:
     """Encode and decode samples of a split; every measure is given for the originals and the reconstructions.
 
-    The text tokenizer is measured on the texts of the images. `num_speech` 0 skips speech.
+    The text tokenizer is measured on the texts of the images. Images have all categories in turn. `num_speech` is the
+    number of sentences in every voice of the folder `voices`, held out or not; 0 skips speech.
     """
     results: dict[str, Any] = {"split": split, "num_images": num_images, "num_speech": num_speech}
-    samples = [scene_sample(Task.IMAGE_TEXT, split, index) for index in range(num_images)]
-    texts = [sample.text for sample in samples]
+    scenes, originals, texts = _images(num_images, split, world)
     decoded_texts = bundle.text.decode(bundle.text.encode(texts))
     results["text_exact"] = float(np.mean([a == b for a, b in zip(texts, decoded_texts)]))
     progress(f"text: {results['text_exact']:.2%} exact")
 
-    originals = [sample.image for sample in samples if sample.image is not None]
-    scenes = [sample.scene for sample in samples]
     reconstructed = _reconstruct(bundle, originals)
     results["psnr_db"] = float(np.mean([psnr(a, b) for a, b in zip(originals, reconstructed)]))
     codes = bundle.image.encode(originals)
     results["code_entropy"] = _entropy(codes)
     # A model can caption its own images only if they are encoded as the codes they were generated from.
-    is_changed = [(a != b).any() for a, b in zip(codes, bundle.image.encode(reconstructed))]
-    results["reencoding_changed"] = float(np.mean(is_changed))
+    again = bundle.image.encode(reconstructed)
+    results["reencoding_changed"] = float(np.mean([(a != b).mean() for a, b in zip(codes, again)]))
     progress(
         f"image codes: unigram entropy {results['code_entropy']:.2f} nats; "
-        f"{results['reencoding_changed']:.1%} of reconstructed images have other codes"
+        f"{results['reencoding_changed']:.1%} of the codes of reconstructed images are others"
     )
-    results["judge_original"] = score_images(originals, scenes)
-    results["judge_reconstructed"] = score_images(reconstructed, scenes)
+    results["judge_original"] = score_images(originals, scenes, world)
+    results["judge_reconstructed"] = score_images(reconstructed, scenes, world)
     progress(
         f"images: PSNR {results['psnr_db']:.1f} dB; judge {results['judge_original']['overall']:.1%} on originals, "
         f"{results['judge_reconstructed']['overall']:.1%} on reconstructions"
     )
+    for category, share in results["judge_reconstructed"].items():
+        progress(f"  {category}: {results['judge_original'][category]:.1%} -> {share:.1%}")
     if num_speech:
-        results |= _evaluate_speech(bundle, num_speech, split, progress)
+        results["speech"] = _evaluate_speech(bundle, num_speech, split, world, voices, progress)
     return results
 
 
-def _evaluate_speech(bundle: TokenizerBundle, num_speech: int, split: str, progress: Progress) -> dict[str, float]:
-    samples = [scene_sample(Task.AUDIO_TEXT, split, index) for index in range(num_speech)]
-    texts = [sample.text for sample in samples]
-    originals = [sample.audio for sample in samples if sample.audio is not None]
+def _images(number: int, split: str, world: World) -> tuple[list[Scene], list[Image.Image], list[str]]:
+    samples = [scene_sample(Task.IMAGE_TEXT, split, index, world=world) for index in range(number)]
+    return (
+        [sample.scene for sample in samples],
+        [sample.image for sample in samples if sample.image is not None],
+        [sample.text for sample in samples],
+    )
+
+
+def _evaluate_speech(
+    bundle: TokenizerBundle, number: int, split: str, world: World, folder: Path | None, progress: Progress
+) -> dict[str, dict[str, float]]:
+    """Measures by voice, and "all"."""
+    names = (*available_voices(folder), *available_voices(folder, held_out=True))
+    clips: dict[str, list[tuple[str, Audio]]] = {}
+    for place, voice in enumerate(names):
+        rngs = [np.random.default_rng([SPLITS.index(split), place, index]) for index in range(number)]
+        texts = [spoken_caption(world.sample(rng, split), rng, world) for rng in rngs]
+        clips[voice] = [(text, synthesize(text, rng, world, voice, folder)) for text, rng in zip(texts, rngs)]
+    results = {}
+    every = [pair for pairs in clips.values() for pair in pairs]
+    groups = clips if len(names) > 1 else {}
+    for name, pairs in {**groups, "all": every}.items():
+        results[name] = _measure_speech(bundle, [text for text, _ in pairs], [audio for _, audio in pairs])
+        values = results[name]
+        progress(
+            f"speech, {name}: WER {values['wer_original']:.3f} -> {values['wer_reconstructed']:.3f}, "
+            f"DNSMOS {values['mos_original']:.2f} -> {values['mos_reconstructed']:.2f}"
+        )
+    return results
+
+
+def _measure_speech(bundle: TokenizerBundle, texts: Sequence[str], originals: Sequence[Audio]) -> dict[str, float]:
     ids = bundle.audio.encode(originals)
-    versions = {"original": originals, "reconstructed": bundle.audio.decode(ids)}
+    versions = {"original": list(originals), "reconstructed": bundle.audio.decode(ids)}
     if isinstance(bundle.audio, MelRVQ) and bundle.audio.decoder is not None:
         versions["without_decoder"] = bundle.audio.without_decoder().decode(ids)
     results = {"tokens_per_second": sum(map(len, ids)) / sum(clip.seconds for clip in originals)}
     for name, clips in versions.items():
-        results[f"wer_{name}"] = word_error_rate(texts, _transcribe(clips, progress))
+        results[f"wer_{name}"] = word_error_rate(texts, transcribe(clips))
         results[f"mos_{name}"] = float(dnsmos(clips)[:, 2].mean())
-        label = name.replace("_", " ")
-        progress(f"speech, {label}: WER {results[f'wer_{name}']:.3f}, DNSMOS {results[f'mos_{name}']:.2f}")
     return results
 
 
@@ -85,19 +121,12 @@ def _reconstruct(bundle: TokenizerBundle, images: Sequence[Image.Image]) -> list
     return [new if new.size == old.size else new.resize(old.size) for new, old in zip(decoded, images)]
 
 
-def _transcribe(clips: Sequence[Audio], progress: Progress, batch: int = 25) -> list[str]:
-    transcripts: list[str] = []
-    for start in range(0, len(clips), batch):
-        transcripts += transcribe(clips[start : start + batch])
-        progress(f"  transcribed {len(transcripts)} of {len(clips)}")
-    return transcripts
-
-
-def contact_sheet(bundle: TokenizerBundle, split: str = "test", columns: int = 12, rows: int = 4) -> Image.Image:
+def contact_sheet(
+    bundle: TokenizerBundle, split: str = "test", columns: int = 10, rows: int = 4, world: World = FULL
+) -> Image.Image:
     """Images of a split, each above its reconstruction."""
-    samples = [scene_sample(Task.IMAGE_TEXT, split, index) for index in range(columns * rows)]
-    originals = [sample.image for sample in samples if sample.image is not None]
-    cell = IMAGE_SIZE + 2
+    _, originals, _ = _images(columns * rows, split, world)
+    cell = world.image_size + 2
     sheet = Image.new("RGB", (columns * cell, 2 * rows * cell), "gray")
     for index, pair in enumerate(zip(originals, _reconstruct(bundle, originals))):
         for below, image in enumerate(pair):

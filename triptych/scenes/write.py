@@ -5,7 +5,7 @@
     FOLDER/SPLIT/audio-text/00000.tar       one 000000000.flac + .txt per sample
 
 `triptych tokenize` reads these files. Each file is written atomically, so a stopped run can be resumed.
-FOLDER/SPLIT/TASK.json records the number of samples and the seed; a run with other values is refused.
+FOLDER/SPLIT/TASK.json records the preset, the number of samples and the seed; a run with other values is refused.
 """
 
 import io
@@ -15,9 +15,12 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from triptych.errors import UserError
 from triptych.scenes.samples import SceneSample, scene_sample
+from triptych.scenes.speech import available_voices
+from triptych.scenes.world import WORLDS, World
 from triptych.utils.files import write_atomically
 from triptych.vocab import Task
 
@@ -32,22 +35,43 @@ class _File:
     seed: int
     start: int
     stop: int
+    world: str
+    voices: Path | None
 
 
 def write_scenes(
-    folder: Path, split: str, tasks: list[Task], num_samples: int, seed: int, workers: int
+    folder: Path,
+    split: str,
+    tasks: list[Task],
+    num_samples: int,
+    seed: int,
+    workers: int,
+    world: World,
+    voices: Path | None = None,
 ) -> Iterator[int]:
-    """Write `num_samples` of each task.
+    """Write `num_samples` of each task. `voices` is a folder of voices; without it all speech is in one voice.
 
     Yields first the number of samples that exist already, then the number in each file as it is written.
     """
     files = [
-        _File(_path(folder, split, task, start), task, split, seed, start, min(start + SAMPLES_PER_FILE, num_samples))
+        _File(
+            _path(folder, split, task, start),
+            task,
+            split,
+            seed,
+            start,
+            min(start + SAMPLES_PER_FILE, num_samples),
+            world.name,
+            voices,
+        )
         for task in tasks
         for start in range(0, num_samples, SAMPLES_PER_FILE)
     ]
     for task in tasks:
-        _prepare_folder(folder / split, task, {"samples": num_samples, "seed": seed})
+        plan: dict[str, Any] = {"preset": world.name, "samples": num_samples, "seed": seed}
+        if task == Task.AUDIO_TEXT and not world.plain_language:
+            plan["voices"] = list(available_voices(voices))
+        _prepare_folder(folder / split, task, plan)
     missing = [file for file in files if not file.path.exists()]
     yield sum(file.stop - file.start for file in files if file not in missing)
     if workers > 1 and len(missing) > 1:
@@ -57,7 +81,7 @@ def write_scenes(
         yield from map(_write, missing)
 
 
-def _prepare_folder(folder: Path, task: Task, plan: dict[str, int]) -> None:
+def _prepare_folder(folder: Path, task: Task, plan: dict[str, Any]) -> None:
     """Create the folder of a task, or resume in it if it was started with the same plan."""
     (folder / task.label).mkdir(parents=True, exist_ok=True)
     path = folder / f"{task.label}.json"
@@ -75,7 +99,10 @@ def _path(folder: Path, split: str, task: Task, start: int) -> Path:
 
 
 def _write(file: _File) -> int:
-    samples = [(i, scene_sample(file.task, file.split, i, file.seed)) for i in range(file.start, file.stop)]
+    samples = [
+        (i, scene_sample(file.task, file.split, i, file.seed, WORLDS[file.world], file.voices))
+        for i in range(file.start, file.stop)
+    ]
     if file.task == Task.TEXT:
         content = "".join(json.dumps({"text": sample.text}) + "\n" for _, sample in samples).encode()
     else:

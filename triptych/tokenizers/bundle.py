@@ -15,8 +15,8 @@ from triptych.errors import CheckpointError, UserError, did_you_mean
 from triptych.tokenizers.base import AudioTokenizer, ImageTokenizer, Tokenizer, read_spec
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
-BUILTIN_TOKENIZERS = {"scenes": Path(__file__).parent.parent / "assets" / "tokenizers"}
-"""Bundles in the package, by name: "scenes" are the demo tokenizers, fitted to the built-in toy dataset."""
+BUILTIN_TOKENIZERS = {"scenes": Path(__file__).parent.parent / "assets" / "tokenizers" / "scenes"}
+"""Bundles in the package, by name: "scenes" are the demo tokenizers, fitted to the toy dataset (preset `small`)."""
 
 PAPER_TOKENIZERS = "tokenizers/paper"
 """Folder, relative to the working directory, in which the paper's recipes expect the paper's tokenizers."""

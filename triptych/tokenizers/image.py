@@ -23,6 +23,7 @@ from torch import Tensor
 from triptych.errors import CheckpointError, UserError, did_you_mean
 from triptych.tokenizers.base import Tokenizer, hash_arrays, read_spec, write_spec
 from triptych.tokenizers.movq_keys import to_diffusers
+from triptych.tokenizers.patch_vq import PatchVQ
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
 from triptych.vocab import Modality
 
@@ -31,7 +32,9 @@ _SBER = {"67M": (128, 2), "102M": (128, 4), "270M": (256, 2)}  # width of the fi
 
 
 def load_image_tokenizer(folder: Path) -> Tokenizer[Image.Image]:
-    """Load a saved `MoVQ`."""
+    """Load a saved `MoVQ` or `PatchVQ`."""
+    if read_spec(Path(folder), [MoVQ.kind, PatchVQ.kind])["kind"] == PatchVQ.kind:
+        return PatchVQ.load(Path(folder))
     return MoVQ.load(Path(folder))
 
 

@@ -128,6 +128,12 @@ class PromptConfig:
     """All words the model knows, in lower case; other words are refused. Empty: any text."""
     caption_prompt: str = ""
     """Text that a caption starts with; it is removed from results. Empty if every text of an image is a caption."""
+    transcript_prompt: str = ""
+    """Text that a transcript starts with; it is removed from results."""
+    voices: tuple[str, ...] = ()
+    """Names of the voices that can be asked for."""
+    voice_request: str = ""
+    """How a text asks for a voice, with {text} and {voice}."""
     examples: tuple[str, ...] = ()
     """Prompts that TensorBoard shows as image and speech at each validation."""
 

@@ -1,0 +1,117 @@
+"""The results of an exam so far, one record per sample, kept on disk so that a stopped exam can be resumed.
+
+    FOLDER/KEY/settings.json    what the records belong to; KEY is its hash
+    FOLDER/KEY/PART.jsonl       one record per sample, in the order of the samples
+
+An exam with other settings, or of another model, has another KEY: records never mix.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from triptych.hub.pipeline import Pipeline
+
+Progress = Callable[[str], None]
+Record = dict[str, Any]
+BATCH = 10  # samples between two records of the progress
+_LINE_SECONDS = 5.0  # between two lines of progress
+
+
+def model_fingerprint(pipe: Pipeline) -> str:
+    """SHA-256 of the weights and the tokenizers of a model."""
+    digest = hashlib.sha256(json.dumps(pipe.bundle.fingerprints, sort_keys=True).encode())
+    for name, tensor in sorted(pipe.model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class RecordStore:
+    """The records of one exam, by part. Without a folder they are only in memory."""
+
+    def __init__(self, folder: Path | None = None, settings: Mapping[str, Any] | None = None):
+        self.folder: Path | None = None
+        self.parts: dict[str, list[Record]] = {}
+        if folder is not None:
+            text = json.dumps(settings, sort_keys=True, indent=2) + "\n"
+            self.folder = folder / hashlib.sha256(text.encode()).hexdigest()[:12]
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "settings.json").write_text(text)
+
+    def of(self, part: str) -> list[Record]:
+        """The records of a part, from disk when they are first asked for."""
+        if part not in self.parts:
+            self.parts[part] = [] if self.folder is None else _read(self._path(part))
+        return self.parts[part]
+
+    def add(self, part: str, new: Sequence[Record]) -> None:
+        if self.folder is not None:
+            with open(self._path(part), "a") as file:
+                file.write("".join(json.dumps(record) + "\n" for record in new))
+        self.of(part).extend(new)
+
+    @property
+    def seconds(self) -> float:
+        """Time that all parts took which were asked for."""
+        return sum(record["seconds"] for records in self.parts.values() for record in records)
+
+    def remove(self) -> None:
+        """Remove the parts of a finished exam from the disk; those that it did not use stay."""
+        if self.folder is None:
+            return
+        for part in self.parts:
+            self._path(part).unlink(missing_ok=True)
+        if not any(self.folder.glob("*.jsonl")):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, part: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{part.replace(' ', '-')}.jsonl"
+
+
+def _read(path: Path) -> list[Record]:
+    """Complete records; what a killed process left of a line is cut off."""
+    if not path.exists():
+        return []
+    records, length = [], 0
+    content = path.read_bytes()
+    for line in content.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        records.append(json.loads(line))
+        length += len(line)
+    if length < len(content):
+        with open(path, "r+b") as file:
+            file.truncate(length)
+    return records
+
+
+def run_part(
+    records: RecordStore,
+    part: str,
+    n: int,
+    compute: Callable[[range], Sequence[Record]],
+    progress: Progress,
+    describe: Callable[[Sequence[Record]], str] = lambda records: "",
+) -> list[Record]:
+    """Compute the records that are missing, in batches; `describe` adds a result to the lines of progress."""
+    known = records.of(part)
+    if known:
+        progress(f"  {part}: {len(known)} of {n} kept from an earlier run")
+    printed = time.monotonic()
+    while len(known) < n:
+        batch = range(len(known), min(len(known) + BATCH, n))
+        started = time.monotonic()
+        new = [dict(record) for record in compute(batch)]
+        assert len(new) == len(batch)
+        share = (time.monotonic() - started) / len(batch)
+        records.add(part, [{**record, "seconds": round(share, 4)} for record in new])
+        if time.monotonic() - printed > _LINE_SECONDS or len(known) == n:
+            progress(f"  {part}: {len(known)} of {n}{describe(known)}")
+            printed = time.monotonic()
+    return known

@@ -1,0 +1,133 @@
+"""What models are asked in an exam: scenes of a split, and sentences spoken in several voices."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from triptych.errors import UnusualInputWarning, UserError
+from triptych.hub.pipeline import Pipeline
+from triptych.scenes.exam_records import Progress, RecordStore
+from triptych.scenes.samples import SPLITS, scene_sample
+from triptych.scenes.speech import ALWAYS_AVAILABLE, available_voices, synthesize
+from triptych.scenes.spoken import spoken_caption
+from triptych.scenes.voice_degrade import degrade
+from triptych.scenes.world import FULL, WORLDS, Scene, World
+from triptych.utils.media import Audio
+from triptych.vocab import Task
+
+VOICES = Path("data/voices")  # where `triptych scenes voices` writes
+TRAINING, HELD_OUT, DEGRADED = "", "voices never heard", "degraded copies"
+VOICE_GROUPS = (TRAINING, HELD_OUT, DEGRADED)
+
+
+def world_of(pipe: Pipeline) -> World:
+    """The preset of the toy dataset that a model was made for, by the size of its images."""
+    return world_with_images_of(pipe.bundle.image.resolution)
+
+
+def world_with_images_of(size: int) -> World:
+    """The preset whose images have so many pixels a side."""
+    for world in WORLDS.values():
+        if world.image_size == size:
+            return world
+    known = " or ".join(f"{world.image_size} (preset {name})" for name, world in WORLDS.items())
+    raise UserError(f"images of the toy dataset are {known} pixels wide, but those of this model are {size}.")
+
+
+def exam_scenes(n: int, split: str, stream: int, world: World = FULL) -> list[tuple[Scene, np.random.Generator]]:
+    """Scenes of a split, the categories in turn, each with a generator for its words and positions.
+
+    Every use has its own `stream` of scenes. Scene i does not depend on n.
+    """
+    rngs = [np.random.default_rng([stream, SPLITS.index(split), i]) for i in range(n)]
+    categories = world.categories
+    return [(world.sample(rng, split, categories[i % len(categories)]), rng) for i, rng in enumerate(rngs)]
+
+
+# -- speech -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Voices:
+    """Voices that an exam uses, and the folder of their parts; without a folder there is one voice."""
+
+    training: tuple[str, ...]
+    held_out: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @classmethod
+    def find(cls, folder: str | Path | None) -> "Voices":
+        """The voices of a folder; if none is given, of `VOICES`, if that exists."""
+        if folder is not None and not Path(folder).is_dir():
+            raise UserError(f"{str(folder)!r} is no folder of voices; `triptych scenes voices` makes one.")
+        chosen = Path(folder) if folder is not None else VOICES if VOICES.is_dir() else None
+        return cls(available_voices(chosen), available_voices(chosen, held_out=True), chosen)
+
+    def groups(self, world: World) -> tuple[str, ...]:
+        """Groups of voices that transcripts are scored by."""
+        if world.plain_language:
+            return (TRAINING,)
+        return VOICE_GROUPS if self.held_out else (TRAINING, DEGRADED)
+
+    def describe(self, world: World) -> str:
+        if world.plain_language:
+            return f"speech: one voice, {ALWAYS_AVAILABLE}"
+        if self.folder is None:
+            return f"speech: only the voice {ALWAYS_AVAILABLE}; `triptych scenes voices` makes the others"
+        held_out = f"{len(self.held_out)} never heard in training" if self.held_out else "none that was held out"
+        return f"speech: {len(self.training)} training voices, {held_out}, of {self.folder}"
+
+
+@dataclass(frozen=True)
+class SpokenSentence:
+    text: str
+    audio: Audio
+    voice: str
+
+
+def spoken_sentence(index: int, split: str, world: World, voices: Voices, group: str = TRAINING) -> SpokenSentence:
+    """Sentence `index` of a split and a group of voices, which take turns. Degraded copies are of training voices."""
+    if world.plain_language:
+        sample = scene_sample(Task.AUDIO_TEXT, split, index, world=world)
+        assert sample.audio is not None
+        return SpokenSentence(sample.text, sample.audio, ALWAYS_AVAILABLE)
+    rng = np.random.default_rng([5 + VOICE_GROUPS.index(group), SPLITS.index(split), index])
+    text = spoken_caption(world.sample(rng, split), rng, world)
+    names = voices.held_out if group == HELD_OUT else voices.training
+    voice = names[index % len(names)]
+    audio = synthesize(text, rng, world, voice, voices.folder)
+    return SpokenSentence(text, degrade(audio, rng) if group == DEGRADED else audio, voice)
+
+
+@contextmanager
+def without_input_checks(pipe: Pipeline) -> Iterator[None]:
+    """No warnings about unusual inputs, and no time spent on them. Results are the same."""
+    before = getattr(pipe, "check_inputs", False)
+    try:
+        if before:
+            pipe.check_inputs = False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnusualInputWarning)
+            yield
+    finally:
+        if before:
+            pipe.check_inputs = True
+
+
+@dataclass
+class Exam:
+    """What all measures of an exam need."""
+
+    pipe: Pipeline
+    world: World
+    voices: Voices
+    num_images: int
+    num_speech: int
+    split: str
+    seed: int
+    records: RecordStore
+    progress: Progress

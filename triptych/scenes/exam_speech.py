@@ -1,0 +1,152 @@
+"""The directions of an exam with speech: transcripts of several groups of voices, and text to speech."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from triptych.eval.audio import normalize_transcript, transcribe, wer_score
+from triptych.eval.scores import Score, ratio_score
+from triptych.scenes.exam_records import Record, run_part
+from triptych.scenes.exam_samples import Exam, SpokenSentence, spoken_sentence
+from triptych.scenes.spoken import VOICE_REQUEST
+from triptych.scenes.voice_judge import comparable
+from triptych.utils.media import Audio
+
+_GENERATED, _RECONSTRUCTED, _REFERENCE = "text-to-speech", "reconstructed speech", "reference speech"
+_SUFFIXES = {_GENERATED: "", _RECONSTRUCTED: " of reconstructed reference speech", _REFERENCE: " of reference speech"}
+_BARE, _REQUESTED = "bare sentences", "voices by request"
+
+
+def _named(measure: str, group: str) -> str:
+    return f"{measure}, {group}" if group else measure
+
+
+# -- transcripts ------------------------------------------------------------------------------------------------------
+
+
+def run_transcribe(exam: Exam, sampling: Mapping[str, Any]) -> None:
+    exam.progress(f"  {exam.voices.describe(exam.world)}")
+    for group in exam.voices.groups(exam.world):
+
+        def write(batch: range, group: str = group) -> list[Record]:
+            spoken = [_sentence(exam, i, group) for i in batch]
+            clips = [each.audio for each in spoken]
+            transcripts = exam.pipe.transcribe(clips, seed=exam.seed + batch.start, **sampling)
+            return [
+                {"text": each.text, "voice": each.voice, "transcript": transcript}
+                for each, transcript in zip(spoken, transcripts)
+            ]
+
+        run_part(exam.records, _named("transcribe", group), exam.num_speech, write, exam.progress, _share_exact)
+
+
+def _sentence(exam: Exam, index: int, group: str = "") -> SpokenSentence:
+    return spoken_sentence(index, exam.split, exam.world, exam.voices, group)
+
+
+def _exact(records: Sequence[Record]) -> list[bool]:
+    return [normalize_transcript(each["text"]) == normalize_transcript(each["transcript"]) for each in records]
+
+
+def _share_exact(records: Sequence[Record]) -> str:
+    return f", {np.mean(_exact(records)):.3f} right"
+
+
+def score_transcribe(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
+    scores = {}
+    for group in exam.voices.groups(exam.world):
+        records = exam.records.of(_named("transcribe", group))
+        if records:
+            texts, transcripts = ([record[name] for record in records] for name in ("text", "transcript"))
+            scores[_named("transcribe, WER", group)] = wer_score(texts, transcripts)
+            scores[_named("transcribe, sentences right", group)] = ratio_score(_exact(records))
+    return scores, _voices(exam)
+
+
+def _voices(exam: Exam) -> dict[str, Any]:
+    if exam.world.plain_language:
+        return {}
+    voices = exam.voices
+    folder = None if voices.folder is None else str(voices.folder)
+    return {"voices": {"folder": folder, "training": list(voices.training), "held_out": list(voices.held_out)}}
+
+
+# -- text to speech ---------------------------------------------------------------------------------------------------
+
+
+def run_text_to_speech(exam: Exam, sampling: Mapping[str, Any]) -> None:
+    """In the preset `full`, every other sentence is a request for a voice."""
+    audio = exam.pipe.bundle.audio
+
+    def generate(batch: range) -> list[Record]:
+        spoken = [_sentence(exam, i) for i in batch]
+        is_requested = [not exam.world.plain_language and i % 2 == 1 for i in batch]
+        prompts = [
+            VOICE_REQUEST.format(text=each.text, voice=each.voice) if requested else each.text
+            for each, requested in zip(spoken, is_requested)
+        ]
+        clips = exam.pipe.text_to_speech(prompts, seed=exam.seed + batch.start, **sampling)
+        kinds = [_REQUESTED if requested else _BARE for requested in is_requested]
+        return [{**record, "kind": kind} for record, kind in zip(_heard(spoken, clips), kinds)]
+
+    def reconstruct(batch: range) -> list[Record]:
+        spoken = [_sentence(exam, i) for i in batch]
+        return _heard(spoken, audio.decode(audio.encode([each.audio for each in spoken])))
+
+    def refer(batch: range) -> list[Record]:
+        spoken = [_sentence(exam, i) for i in batch]
+        return _heard(spoken, [each.audio for each in spoken])
+
+    for part, compute in ((_GENERATED, generate), (_RECONSTRUCTED, reconstruct), (_REFERENCE, refer)):
+        run_part(exam.records, part, exam.num_speech, compute, exam.progress)
+
+
+def _heard(spoken: Sequence[SpokenSentence], clips: Sequence[Audio]) -> list[Record]:
+    """What Whisper hears in clips."""
+    return [
+        {"text": each.text, "voice": each.voice, "heard": heard, "length": clip.seconds}
+        for each, clip, heard in zip(spoken, clips, transcribe(clips))
+    ]
+
+
+def score_text_to_speech(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
+    scores: dict[str, Score] = {}
+    for part, suffix in _SUFFIXES.items():
+        records = exam.records.of(part)
+        if records:
+            scores[f"text to speech, Whisper WER{suffix}"] = _wer(exam, records)
+    generated, references = exam.records.of(_GENERATED), exam.records.of(_REFERENCE)
+    if not exam.world.plain_language:
+        for kind in (_BARE, _REQUESTED):
+            chosen = [record for record in generated if record["kind"] == kind]
+            if chosen:
+                scores[f"text to speech, Whisper WER, {kind}"] = _wer(exam, chosen)
+    if len(references) < exam.num_speech:
+        return scores, _voices(exam)
+    durations, expected = ([record["length"] for record in records] for records in (generated, references))
+    seconds = {
+        "mean": float(np.mean(durations)),
+        "reference_mean": float(np.mean(expected)),
+        "correlation": _correlation(durations, expected),
+    }
+    return scores, {"speech_seconds": seconds, **_voices(exam)}
+
+
+def _wer(exam: Exam, records: Sequence[Record]) -> Score:
+    """Two spellings of one sound are no error of the speaker; the preset `small` has none."""
+    texts, heard = ([record[name] for record in records] for name in ("text", "heard"))
+    if exam.world.plain_language:
+        return wer_score(texts, heard)
+    return wer_score(list(map(comparable, texts)), list(map(comparable, heard)))
+
+
+def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """None if it is undefined: for fewer than three values, or equal ones."""
+    return float(np.corrcoef(a, b)[0, 1]) if len(a) > 2 and np.ptp(a) and np.ptp(b) else None
+
+
+MEASURES = {
+    "transcribe": (run_transcribe, score_transcribe),
+    "text-to-speech": (run_text_to_speech, score_text_to_speech),
+}

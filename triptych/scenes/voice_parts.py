@@ -1,0 +1,106 @@
+"""The parts of spoken sentences in every voice: synthesized once, kept in a folder, put together to sentences.
+
+    FOLDER/VOICE.flac    all parts of a voice, one after the other, at 16 kHz
+    FOLDER/VOICE.json    where each part is: {"parts": {"two red": [first sample, last sample + 1], ...}, ...}
+
+docs/decisions/0013 says why sentences are made of parts. A stopped build continues with the voices that are missing;
+parts that a voice lacks are added to it.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from triptych.errors import UserError, require
+from triptych.scenes import kokoro
+from triptych.scenes.voices import get_voice, phonemize, synthesize
+from triptych.tokenizers.audio import resample
+from triptych.utils.files import write_atomically
+from triptych.utils.media import Audio
+
+RATE = 16_000
+SPEED = 1.3  # isolated phrases are spoken slowly
+_QUIET = 0.008  # root mean square over 10 ms of what is not speech (-42 dB)
+_LONGEST_PAUSE = 0.1  # seconds inside a part; what follows a longer one at its end is a click of the synthesizer
+_MARGIN = 0.02  # seconds kept around speech
+
+
+def speak_part(part: str, voice: str) -> np.ndarray:
+    """A part at 16 kHz, with the intonation of a sentence that goes on."""
+    speaker = get_voice(voice)
+    if speaker.style is None:
+        return cut(synthesize(unfinished(part), voice, SPEED))
+    # Alone, not after a carrier sentence: parts are to sound the same wherever they are put.
+    spoken = kokoro.speak_phonemes(phonemize(unfinished(part), speaker), speaker.style, SPEED)
+    return cut(Audio(spoken.samples, kokoro.SAMPLE_RATE))
+
+
+def unfinished(part: str) -> str:
+    """As it is written for the synthesizer: the comma says that the sentence goes on."""
+    return part[0].upper() + part[1:] + ","
+
+
+def build_parts(
+    folder: Path,
+    voices: Iterable[str],
+    parts: Iterable[str],
+    report: Callable[[str], None] = print,
+    synthesizer: Callable[[str, str], np.ndarray] = speak_part,
+) -> None:
+    """Synthesize what is missing in the folder."""
+    parts = list(parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    for voice in voices:
+        clips = read_voice(folder, voice) if _index_path(folder, voice).exists() else {}
+        missing = [part for part in parts if part not in clips]
+        if not missing:
+            continue
+        for number, part in enumerate(missing, 1):
+            clips[part] = synthesizer(part, voice)
+            if number % 100 == 0:
+                report(f"{voice}: {number} of {len(missing)} parts")
+        write_voice(folder, voice, clips)
+        seconds = sum(map(len, clips.values())) / RATE
+        report(f"{voice}: {len(clips)} parts, {seconds:.0f} s")
+
+
+def cut(audio: Audio) -> np.ndarray:
+    """The speech of a part at 16 kHz, without silence and clicks around it."""
+    samples = resample(audio, RATE).samples.astype(np.float32)
+    frame = RATE // 100
+    frames = samples[: len(samples) // frame * frame].reshape(-1, frame)
+    loud = np.flatnonzero(np.sqrt(np.square(frames).mean(1)) > _QUIET)
+    if not len(loud):
+        raise UserError("a part is silent: another voice or text is needed.")
+    runs = np.split(loud, np.flatnonzero(np.diff(loud) > 100 * _LONGEST_PAUSE) + 1)
+    speech = max(runs, key=len)
+    margin = int(_MARGIN * RATE)
+    return samples[max(0, speech[0] * frame - margin) : (speech[-1] + 1) * frame + margin]
+
+
+def write_voice(folder: Path, voice: str, clips: dict[str, np.ndarray], is_checked: bool = False) -> None:
+    soundfile = require("soundfile", "data", "writing speech")
+    stops = np.cumsum([len(clip) for clip in clips.values()]).tolist()
+    starts = [0, *stops[:-1]]
+    content = io.BytesIO()
+    soundfile.write(content, np.concatenate(list(clips.values())), RATE, format="FLAC", subtype="PCM_16")
+    write_atomically(folder / f"{voice}.flac", content.getvalue())
+    index = {"rate": RATE, "speed": SPEED, "is_checked": is_checked, "parts": dict(zip(clips, zip(starts, stops)))}
+    write_atomically(_index_path(folder, voice), (json.dumps(index) + "\n").encode())
+
+
+def _index_path(folder: Path, voice: str) -> Path:
+    return folder / f"{get_voice(voice).name}.json"
+
+
+def read_voice(folder: Path, voice: str) -> dict[str, np.ndarray]:
+    """The samples of every part of a voice."""
+    path = _index_path(folder, voice)
+    if not path.exists():
+        raise UserError(f"{folder} has no voice {voice!r}; `triptych scenes voices` makes it.")
+    index = json.loads(path.read_text())
+    samples = Audio.load(folder / f"{voice}.flac").samples
+    return {part: samples[start:stop] for part, (start, stop) in index["parts"].items()}
