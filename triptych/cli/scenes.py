@@ -16,8 +16,8 @@ def _add_preset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         **one_of(_PRESETS),
-        default="full",
-        help="full: 128 x 128 pixels (default); small: 64 x 64, one voice",
+        default="small",
+        help="small: 64 x 64 pixels, one voice (default); full: 128 x 128",
     )
     parser.add_argument(
         "--voices",
