@@ -29,7 +29,7 @@ _MARGIN = 0.02  # seconds kept around speech
 
 
 def speak_part(part: str, voice: str) -> np.ndarray:
-    """A part at 16 kHz, with the intonation of a sentence that goes on."""
+    """A part at 16 kHz, with the intonation of an unfinished sentence."""
     speaker = get_voice(voice)
     if speaker.style is None:
         return cut(synthesize(unfinished(part), voice, SPEED))
@@ -39,7 +39,7 @@ def speak_part(part: str, voice: str) -> np.ndarray:
 
 
 def unfinished(part: str) -> str:
-    """As it is written for the synthesizer: the comma says that the sentence goes on."""
+    """As it is written for the synthesizer: the comma says that the sentence is not finished."""
     return part[0].upper() + part[1:] + ","
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from PIL.Image import Image
 
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, UserError
 from triptych.utils.media import Audio
 from triptych.vocab import Modality
 
@@ -62,6 +62,14 @@ class AudioTokenizer(Tokenizer[Audio], Protocol):
     @property
     def frame_rate(self) -> float:
         """Frames per second."""
+
+
+def check_image_ids(row: np.ndarray, tokens_per_image: int, vocab_size: int) -> None:
+    """Raise an error unless these are the ids of one image."""
+    if np.shape(row) != (tokens_per_image,):
+        raise UserError(f"an image has {tokens_per_image} tokens, got {np.shape(row)}.")
+    if np.min(row) < 0 or np.max(row) >= vocab_size:
+        raise UserError(f"image token ids must be in [0, {vocab_size}), got {np.min(row)} to {np.max(row)}.")
 
 
 def write_spec(folder: Path, kind: str, **fields: Any) -> None:

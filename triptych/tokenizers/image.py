@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
-from triptych.tokenizers.base import Tokenizer, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.base import Tokenizer, check_image_ids, hash_arrays, read_spec, write_spec
 from triptych.tokenizers.movq_keys import to_diffusers
 from triptych.tokenizers.patch_vq import PatchVQ
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
@@ -211,12 +211,7 @@ class MoVQ:
     @torch.no_grad()
     def decode(self, ids: Sequence[np.ndarray]) -> list[Image.Image]:
         for row in ids:
-            if np.shape(row) != (self.tokens_per_image,):
-                raise UserError(f"an image has {self.tokens_per_image} tokens, got {np.shape(row)}.")
-            if np.min(row) < 0 or np.max(row) >= self.vocab_size:
-                raise UserError(
-                    f"image token ids must be in [0, {self.vocab_size}), got {np.min(row)} to {np.max(row)}."
-                )
+            check_image_ids(row, self.tokens_per_image, self.vocab_size)
         images: list[Image.Image] = []
         for batch in _batches(list(ids), self.batch_size):
             codes = torch.from_numpy(np.concatenate(batch).astype(np.int64)).to(self.model.device)

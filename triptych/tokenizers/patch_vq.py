@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from triptych.errors import CheckpointError, UserError
-from triptych.tokenizers.base import hash_arrays, read_spec, write_spec
+from triptych.tokenizers.base import check_image_ids, hash_arrays, read_spec, write_spec
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
 from triptych.vocab import Modality
 
@@ -222,12 +222,7 @@ class PatchVQ:
     def decode(self, ids: Sequence[np.ndarray]) -> list[Image.Image]:
         images: list[Image.Image] = []
         for row in ids:
-            if np.shape(row) != (self.tokens_per_image,):
-                raise UserError(f"an image has {self.tokens_per_image} tokens, got {np.shape(row)}.")
-            if np.min(row) < 0 or np.max(row) >= self.vocab_size:
-                raise UserError(
-                    f"image token ids must be in [0, {self.vocab_size}), got {np.min(row)} to {np.max(row)}."
-                )
+            check_image_ids(row, self.tokens_per_image, self.vocab_size)
             codes_N = torch.from_numpy(np.asarray(row, np.int64)).to(self._device)
             images += from_pixels(self.network.to_images(self.network.decode(codes_N[None])).cpu().numpy())
         return images
