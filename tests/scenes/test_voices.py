@@ -1,21 +1,15 @@
-"""Voices, their downloads, the judge, the corpus of clips and degraded copies. Fakes stand in for the models."""
+"""Voices, their downloads, the judge and degraded copies. Fakes stand in for the models."""
 
 import hashlib
 import io
-import json
-import subprocess
-import sys
 import tarfile
-from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from triptych.errors import DataError, UserError
-from triptych.scenes import kokoro, voice_corpus, voice_degrade, voice_files, voices
-from triptych.scenes.voice_corpus import build_corpus, clip_path, read_index
+from triptych.errors import UserError
+from triptych.scenes import kokoro, voice_degrade, voice_files, voices
 from triptych.scenes.voice_files import KOKORO, WHISPER, Package, fetch, folder, is_cached
 from triptych.scenes.voice_judge import comparable, count_errors, transcribe
 from triptych.utils.media import Audio
@@ -122,138 +116,6 @@ def test_transcripts_are_compared_by_what_is_heard():
     assert count_errors("there's a cat", "There is a cat") == 0
     assert count_errors("a cat", "") == 2
     assert count_errors("three cats", "3 cats and a dog") == 3
-
-
-# -- the corpus -------------------------------------------------------------------------------------------------------
-
-MADE: Counter[str] = Counter()
-
-
-def fake_synthesizer(text: str, voice: str, speed: float) -> Audio:
-    """A tone whose length tells text and speed."""
-    MADE[text] += 1
-    time_s = np.arange(int(2400 * len(text) / speed)) / 24_000
-    return Audio(np.sin(2 * np.pi * 220 * time_s).astype(np.float32) / 2, 24_000)
-
-
-TEXTS = ("a cat", "two dogs", "a mumbled fox", "an unclear horse")
-
-
-def fake_judge(audio: Audio) -> str:
-    """Hears the text of a tone, but no unclear ones, and mumbled ones only if they are slow."""
-    for text in TEXTS:
-        for speed in (1.0, voice_corpus.RETRY_SPEED):
-            if int(2400 * len(text) / speed) == len(audio.samples):
-                return "what?" if "unclear" in text or ("mumbled" in text and speed == 1) else text.upper() + "."
-    raise AssertionError("no such clip")
-
-
-CLIPS = [
-    (f"clip-{i}", text, voice, 1.0) for i, (text, voice) in enumerate(zip(TEXTS, ["emma", "puck", "sky", "robin"]))
-]
-
-
-def build(target: Path, clips=CLIPS, workers: int = 1, report=lambda line: None):
-    return build_corpus(clips, target, workers, report, synthesizer=fake_synthesizer, judge=fake_judge)
-
-
-@pytest.fixture(autouse=True)
-def _count_from_zero():
-    MADE.clear()
-
-
-def test_clips_are_checked_made_again_and_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr(voice_corpus, "REPORT_SECONDS", 0.0)
-    lines = []
-    summary = build(tmp_path, report=lines.append)
-    assert (summary.num_accepted, summary.num_dropped, summary.num_retried) == (3, 1, 2)
-    records = {record.text: record for record in read_index(tmp_path)}
-    assert list(records) == list(TEXTS)
-    assert records["a mumbled fox"].speed == voice_corpus.RETRY_SPEED
-    assert records["a mumbled fox"].accepted
-    assert (records["an unclear horse"].accepted, records["an unclear horse"].errors) == (False, 3)
-    assert {path.stem for path in (tmp_path / "clips").iterdir()} == {"clip-0", "clip-1", "clip-2"}
-    audio = Audio.load(clip_path(tmp_path, "clip-1"))
-    assert audio.seconds == pytest.approx(records["two dogs"].seconds) == 0.8
-    assert summary.seconds == pytest.approx(0.5 + 0.8 + 1.3 / voice_corpus.RETRY_SPEED, abs=0.01)
-    assert [line.split(" clips")[0] for line in lines[1:-1]] == ["2 of 4", "3 of 4", "4 of 4"]
-    assert lines[-2].endswith("x real time, 0 h 00 min left")
-    assert "1 dropped" in lines[-1]
-
-
-def test_a_stopped_build_continues(tmp_path):
-    """Whatever the moment: after Ctrl-C, and after a crash that cut a line in half."""
-
-    def interrupted(text: str, voice: str, speed: float) -> Audio:
-        if text == TEXTS[2]:
-            raise KeyboardInterrupt
-        return fake_synthesizer(text, voice, speed)
-
-    interrupted.__module__, interrupted.__qualname__ = fake_synthesizer.__module__, fake_synthesizer.__qualname__
-    lines: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        build_corpus(CLIPS, tmp_path, 1, lines.append, synthesizer=interrupted, judge=fake_judge)
-    assert lines[-1].startswith("stopped: 2 clips")
-    index = tmp_path / "index.jsonl"
-    index.write_text(index.read_text()[:-20])  # the second line is incomplete
-    build(tmp_path)
-    assert MADE == {"a cat": 1, "two dogs": 2, "a mumbled fox": 2, "an unclear horse": 2}
-    build(tmp_path / "at once")
-    assert index.read_text() == (tmp_path / "at once" / "index.jsonl").read_text()
-    build(tmp_path)
-    assert MADE["a cat"] == 2  # one in each folder: a complete corpus is not made again
-
-
-def test_clips_are_added_to_a_corpus(tmp_path):
-    build(tmp_path, CLIPS[:1])
-    build(tmp_path, CLIPS[1:2])
-    assert [record.id for record in read_index(tmp_path)] == ["clip-0", "clip-1"]
-
-
-@pytest.mark.parametrize(
-    ("clips", "message"),
-    [
-        ([("clip-0", "a dog", "emma", 1.0)], "'a cat' by emma"),
-        ([("../x", "a cat", "emma", 1.0)], "id of a clip"),
-        ([CLIPS[0], CLIPS[0]], "two clips have the id"),
-        ([("a", "a cat", "ema", 1.0)], "Did you mean 'emma'"),
-    ],
-)
-def test_requests_that_do_not_fit(tmp_path, clips, message):
-    build(tmp_path, CLIPS[:1])
-    with pytest.raises(UserError, match=message):
-        build(tmp_path, clips)
-
-
-def test_folders_that_do_not_fit(tmp_path):
-    with pytest.raises(UserError, match=r"index\.jsonl is missing"):
-        read_index(tmp_path)
-    build(tmp_path, CLIPS[:1])
-    with pytest.raises(UserError, match="choose another folder"):
-        build_corpus(CLIPS, tmp_path, synthesizer=fake_synthesizer, judge=transcribe)
-    (tmp_path / "index.jsonl").write_text(json.dumps({"id": "clip-0"}) + "\n")
-    with pytest.raises(DataError, match="line 1"):
-        read_index(tmp_path)
-
-
-_SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-import test_voices as t
-from triptych.scenes.voice_corpus import build_corpus
-if __name__ == "__main__":
-    build_corpus(t.CLIPS, {folder!r}, 2, print, synthesizer=t.fake_synthesizer, judge=t.fake_judge)
-"""
-
-
-@pytest.mark.slow
-def test_workers_write_the_same_corpus(tmp_path):
-    build(tmp_path / "one")
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "two")))
-    subprocess.run([sys.executable, str(script)], check=True, stdout=subprocess.DEVNULL)
-    for path in [tmp_path / "one" / "index.jsonl", *(tmp_path / "one" / "clips").iterdir()]:
-        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
 
 
 # -- degraded copies --------------------------------------------------------------------------------------------------
