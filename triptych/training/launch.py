@@ -46,12 +46,17 @@ def launch(
     return code
 
 
-def is_first_to_print(message: str) -> bool:
-    """Whether no other rank of this `launch` has printed the same message; true in a process of another origin."""
+def is_first_to_print(message: str, *, alone: bool = False) -> bool:
+    """Whether no other rank of this `launch` has printed the same message; true in a process of another origin.
+
+    `alone`: whether no other rank has printed anything.
+    """
     folder = os.environ.get(_PRINTED)
     if folder is None:
         return True
     try:
+        if alone and any(Path(folder).iterdir()):
+            return False
         (Path(folder) / hashlib.sha256(message.encode()).hexdigest()).touch(exist_ok=False)
     except FileExistsError:
         return False

@@ -67,7 +67,8 @@ def train(
             raise RankLost(f"another rank has exited or does not respond ({problem}).") from error
         shutdown_ranks()  # not after an error: a pending save may still communicate
     except (UserError, OSError) as error:
-        if not is_first_to_print(str(error)):  # another rank reports it
+        # A rank prints its error before it exits, so a rank that is lost to it finds the message.
+        if not is_first_to_print(str(error), alone=isinstance(error, RankLost)):
             raise SystemExit(getattr(error, "exit_code", UserError.exit_code)) from None
         raise
     return folder
