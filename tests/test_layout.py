@@ -16,17 +16,22 @@ APART = {
     **{
         f"hub.{name}": "pipeline"
         for name in (
+            "base",
             "boxes",
             "checker",
             "directions",
             "format",
             "input_checks",
             "inputs",
+            "items",
             "keywords",
+            "load",
             "measures",
             "pipeline",
+            "requests",
             "source",
             "surprise",
+            "voices",
             "words",
         )
     },

@@ -71,6 +71,7 @@ def fails(words: list[str], capsys: pytest.CaptureFixture, code: int = 2) -> str
         ),
         (["text-to-image", "a cat", "--box", "0,0,9,9"], "`generate text-to-image` takes no --box."),
         (["text-to-image", "a cat", "--seconds", "2"], "`generate text-to-image` takes no --seconds."),
+        (["text-to-image", "a cat", "--voice", "emma"], "`generate text-to-image` takes no --voice."),
         (["text-to-speech", "a cat", "--num-tokens", "2"], "`generate text-to-speech` takes no --num-tokens."),
         (["infill-audio", "{wav}"], "this needs --interval: FROM,TO in seconds."),
         (["infill-audio", "{wav}", "--interval", "1"], "--interval must be FROM,TO in seconds, got '1'."),

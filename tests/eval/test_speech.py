@@ -12,6 +12,10 @@ from triptych.utils.media import Audio
         (["a cat"], ["a cat"], 0.0),
         (["a cat"], ["A cat."], 0.0),
         (["three cats"], ["3 cats!"], 0.0),
+        (["twenty-one grey cats"], ["21 gray cats"], 0.0),
+        (["what colour is it"], ["What color is that"], 1 / 4),
+        (["seven doughnuts"], ["7 donuts"], 0.0),
+        (["seventeen cats"], ["70 cats"], 0.5),
         (["there is a cat"], ["There's a cat."], 0.0),
         (["a cat"], ["a bat"], 0.5),
         (["a cat"], [""], 1.0),
@@ -30,6 +34,38 @@ def test_word_error_rate_equals_that_of_jiwer():
     reference = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(200)]
     transcript = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in range(200)]
     assert word_error_rate(reference, transcript) == pytest.approx(jiwer.wer(reference, transcript))
+
+
+def test_every_small_number_is_read_in_digits_and_words():
+    """A list that is written out by hand."""
+    units = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+    units = [*units.split(), "seventeen", "eighteen", "nineteen"]
+    tens = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+    words = units + [f"{ten} {unit}".removesuffix(" zero") for ten in tens for unit in units[:10]]
+    assert [normalize_transcript(str(number)) for number in range(100)] == words
+    assert [normalize_transcript(word.replace(" ", "-")) for word in words] == words
+    assert normalize_transcript("1,305 cats, 40 dogs") == "one thousand three hundred five cats forty dogs"
+    assert normalize_transcript("200000") == "two hundred thousand"
+    assert normalize_transcript("12345678") == "12345678"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Colours, coloured", "colors colored"),
+        ("a GREY greyhound", "a gray grayhound"),
+        ("two aeroplanes", "2 airplanes"),
+        ("what's there? It isn't 'here'.", "what is there it is not here"),
+        ("okay", "OK"),
+    ],
+)
+def test_two_spellings_are_one_text(one, other):
+    assert normalize_transcript(one) == normalize_transcript(other)
+
+
+def test_different_words_stay_different():
+    texts = ["kits is", "kit's", "exit's", "a colossal cat", "a gram", "okra", "one two", "twelve"]
+    assert len({normalize_transcript(text) for text in texts}) == len(texts)
 
 
 def test_normalizing_twice_changes_nothing():

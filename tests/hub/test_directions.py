@@ -15,7 +15,7 @@ def test_every_direction_is_a_method_with_these_parameters(direction) -> None:
     for each in direction.inputs:
         for name in each.kinds if each.name == "media" else [each.name]:
             assert (parameters[name].default is inspect.Parameter.empty) == each.required, name
-    for extra in (direction.region, *direction.lengths):
+    for extra in (direction.region, *direction.options):
         assert extra is None or extra in parameters
     doc = getattr(Pipeline, direction.method).__doc__
     assert f"pipe.{direction.method}(" in doc, "every method shows an example"

@@ -100,7 +100,7 @@ def test_answers_pair_images_with_questions(pipe, image):
 
 
 def test_an_answer_is_what_follows_the_question(pipe, image, monkeypatch):
-    monkeypatch.setattr(Pipeline, "_text", lambda self, canvas: "how many cats are there? three")
+    monkeypatch.setattr(pipe.bundle.text, "decode", lambda ids: ["how many cats are there? three"])
     assert pipe.answer(image, "how many cats are there?", **QUICK) == "three"
 
 
@@ -252,7 +252,7 @@ def test_infilled_audio_keeps_its_other_tokens(pipe, tone, monkeypatch):
     tokenizer = pipe.bundle.audio
     before = tokenizer.encode([tone])[0]
     decoded = []
-    monkeypatch.setattr(Pipeline, "_audio", lambda self, canvas: decoded.append(canvas.media.ids))
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: decoded.extend(ids) or ids)
     first, last = 3, 6
     interval = (0.12, 0.24)  # frames of 40 ms
     for text in ("a cat", None):

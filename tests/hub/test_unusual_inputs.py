@@ -4,6 +4,7 @@ import inspect
 import json
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +226,19 @@ def test_the_models_own_texts_are_not_inputs(pipe, monkeypatch):
     pipe.infill_text("___", **QUICK)
     pipe.image_to_speech(image, seconds=0.2, **QUICK)
     pipe.speech_to_image(clip, **QUICK)
+
+
+def test_a_request_for_a_voice_is_checked_as_one_text(plain, checks, monkeypatch):
+    limits = replace(LIMITS, voices=("ann",), voice_request="say {text} as {voice}", transcript_prompt="we hear")
+    model, seen = make(plain.bundle, limits, input_checks=checks), []
+    usual = {"mean surprise": 0, "largest surprise": 0}
+    monkeypatch.setattr(Measures, "text", lambda self, ids, beside: seen.append((ids.tolist(), beside)) or usual)
+    model.text_to_speech("a cat", voice="ann", seconds=0.2, **QUICK)
+    assert seen == [(plain.bundle.text.encode(["say a cat as ann"])[0].tolist(), "audio")]
+    with warned():
+        model.transcribe(tone(0), **QUICK)
+        model.image_to_speech(drawn(0), voice="ann", seconds=0.2, **QUICK)
+    assert len(seen) == 1, "the model's own texts are not inputs"
 
 
 def test_results_are_the_same_with_and_without_checks(pipe, plain):

@@ -62,7 +62,7 @@ def test_the_full_preset_also_has_voices_by_request_and_a_warning(full_model, tm
     assert len(re.findall("<audio controls", page)) == 4
     assert len(re.findall("<img class='image'", page)) == 10
     printed = capsys.readouterr().out
-    assert re.search("say .* as emma", printed)
+    assert re.search("s of speech, emma: ", printed)
     assert re.search("✓ this image is unlike the training data", printed)
 
 

@@ -26,10 +26,14 @@ from triptych.scenes.judge import detect
 from triptych.scenes.layout import place
 from triptych.scenes.picture import holds
 from triptych.scenes.question_forms import forms, read_question
+from triptych.scenes.spoken import all_spoken_parts
+from triptych.scenes.voice_parts import build_parts
 from triptych.scenes.world import FULL, SMALL, ObjectGroup, Scene
 from triptych.utils.media import Audio
 
 BOTH = pytest.mark.parametrize("world", [FULL, SMALL], ids=lambda world: world.name)
+REAL_FIT_RECOGNIZER = exam_speech.fit_recognizer
+VOICES = ("robin", "heart", "emma", "sarah")
 TEXTS = ("a cat and a dog", "three red hearts", "an owl above two pigs", "a picture of a blue car")
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -89,8 +93,11 @@ class Perfect:
 
     def text_to_speech(self, texts, seed):
         self.noted("text-to-speech", texts, seed)
-        bare = [text.removeprefix("say ").rpartition(" as ")[0] if text.startswith("say ") else text for text in texts]
-        return [clip_of(text) for text in bare]
+        requests = [text.removeprefix("say ").rpartition(" as ") for text in texts]
+        return [
+            clip_of(bare, voice) if text.startswith("say ") else clip_of(text)
+            for text, (bare, _, voice) in zip(texts, requests)
+        ]
 
 
 class Wrong(Perfect):
@@ -109,7 +116,7 @@ class Wrong(Perfect):
         return [""] * len(clips)
 
     def text_to_speech(self, texts, seed):
-        return [Audio(np.zeros(16_000, np.float32), 16_000) for _ in texts]
+        return [Audio(np.full(16_000, VOICES.index("sarah"), np.float32), 16_000) for _ in texts]
 
 
 class WithoutRelations(Perfect):
@@ -133,21 +140,30 @@ class Memorized(Perfect):
 # -- speech without a synthesizer -------------------------------------------------------------------------------------
 
 
-def clip_of(text):
-    """Noise that depends on the text only; longer texts are longer."""
+def clip_of(text, voice="heart"):
+    """Noise that depends on the text only; longer texts are longer. The first sample is the voice."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
     samples = np.random.default_rng(seed).standard_normal(1600 * len(text)).astype(np.float32)
+    samples[0] = VOICES.index(voice)
     return Audio(samples, 16_000)
 
 
 def text_of(clip):
-    return next((text for text in TEXTS if np.array_equal(clip_of(text).samples, clip.samples)), "")
+    return next((text for text in TEXTS if np.array_equal(clip_of(text).samples[1:], clip.samples[1:])), "")
+
+
+class FakeRecognizer:
+    """Knows a voice by the first sample."""
+
+    def recognize(self, clips):
+        return [VOICES[int(clip.samples[0])] for clip in clips]
 
 
 def fake_sentence(index, split, world, voices, group=""):
     names = voices.held_out if group == "voices never heard" else voices.training
     text = TEXTS[(index + VOICE_GROUPS.index(group)) % len(TEXTS)]
-    return SpokenSentence(text, clip_of(text), names[index % len(names)])
+    voice = names[index % len(names)]
+    return SpokenSentence(text, clip_of(text, voice), voice)
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +171,7 @@ def _speech(monkeypatch):
     for module in (exam_speech, exam_unusual):
         monkeypatch.setattr(module, "spoken_sentence", fake_sentence)
     monkeypatch.setattr(exam_speech, "transcribe", lambda clips: [text_of(clip) for clip in clips])
+    monkeypatch.setattr(exam_speech, "fit_recognizer", lambda exam: FakeRecognizer())
 
 
 @pytest.fixture
@@ -195,8 +212,8 @@ def test_a_perfect_model_has_perfect_scores(world, voices, without_packages):
 def test_a_wrong_model_has_the_worst_scores(world, voices, without_packages):
     result, _ = evaluated(Wrong(world), voices=voices)
     for name, score in result.scores.items():
-        if "reference speech" in name:
-            assert score.value == 0.0  # errors of Whisper, not of the model
+        if "reference speech" in name:  # errors of Whisper and of the classifier of voices, not of the model
+            assert score.value == (1.0 if "voice right" in name else 0.0), name
         else:
             assert score.value == (1.0 if "WER" in name else 0.0), name
     assert result.extras["speech_seconds"]["correlation"] is None
@@ -232,6 +249,53 @@ def test_speech_is_scored_by_group_of_voices(voices, without_packages):
     expected = {"folder": str(voices), "training": ["heart", "emma"], "held_out": ["sarah"]}
     assert result.extras["voices"] == expected
     assert f"  speech: 2 training voices, 1 never heard in training, of {voices}" in lines
+
+
+class OneVoice(Perfect):
+    """Says everything right, in one voice."""
+
+    def text_to_speech(self, texts, seed):
+        return [clip_of(text_of(clip)) for clip in super().text_to_speech(texts, seed)]
+
+
+def test_a_requested_voice_must_be_recognised(voices, without_packages):
+    """Two voices take turns and every other sentence is a request, so all requests are for emma."""
+    options = {"directions": ["text-to-speech"], "num_speech": 8, "voices": voices}
+    for pipe, right in ((Perfect(FULL), 1.0), (OneVoice(FULL), 0.0)):
+        result, _ = evaluated(pipe, **options)
+        assert result.scores["text to speech, Whisper WER, voices by request"].value == 0
+        generated = result.scores["text to speech, voice right"]
+        assert (generated.value, generated.n) == (right, 4)
+        assert result.scores["text to speech, voice right of reconstructed reference speech"].n == 8
+    small, _ = evaluated(Perfect(SMALL), **options)
+    assert not any("voice right" in name for name in small.scores)
+
+
+def test_the_classifier_is_fitted_to_what_the_tokenizer_makes_of_the_voices(tmp_path, without_packages):
+    """Two voices with another pitch. A tokenizer that halves all pitches is not mistaken for other voices."""
+
+    def hum(part, voice):
+        time = np.arange(4000 + 100 * len(part)) / 16_000
+        pitch = {"emma": 220, "heart": 150}[voice]
+        return sum(0.2 / n * np.sin(2 * np.pi * n * pitch * time) for n in range(1, 8)).astype(np.float32)
+
+    build_parts(tmp_path, ["emma", "heart"], all_spoken_parts(), lambda line: None, hum)
+    pipe = Perfect(FULL)
+    pipe.bundle.audio.decode = lambda clips: [Audio(clip.samples.repeat(2), 16_000) for clip in clips]
+    folder = Voices.find(tmp_path)
+    setting = SimpleNamespace(pipe=pipe, world=FULL, voices=folder, progress=lambda line: None)
+    recognizer = REAL_FIT_RECOGNIZER(setting)
+    assert recognizer.names == folder.training == ("heart", "emma")
+    for name in recognizer.names:
+        clips = [Audio(hum("a" * length, name).repeat(2), 16_000) for length in (5, 9, 20)]
+        assert recognizer.recognize(clips) == [name] * 3
+
+
+def test_one_voice_is_not_judged(tmp_path, monkeypatch, without_packages):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(exam_speech, "fit_recognizer", lambda exam: pytest.fail("there is nothing to tell apart"))
+    result, _ = evaluated(Perfect(FULL), directions=["text-to-speech"])
+    assert not any("voice right" in name for name in result.scores)
 
 
 def test_without_a_folder_there_is_one_voice_and_the_result_says_so(tmp_path, monkeypatch, without_packages):
@@ -458,6 +522,28 @@ def test_records_of_other_settings_and_models_are_not_used(tmp_path, monkeypatch
     settings = json.loads((kept / "settings.json").read_text())
     assert (settings["world"], settings["num_images"], settings["seed"]) == ("small", 6, 0)
     assert len((kept / "caption.jsonl").read_text().splitlines()) == 4
+
+
+def test_two_evaluations_at_once_cannot_share_their_records(tmp_path):
+    lines = []
+
+    def second_one(line):
+        lines.append(line)
+        if line == "caption:":
+            with pytest.raises(
+                UserError, match=r"is being written by process \d+ on .*: stop that run, or choose"
+            ) as e:
+                evaluate(Perfect(SMALL), num_images=6, directions=["caption"], work=tmp_path)
+            assert "\n" not in str(e.value)
+            evaluate(Perfect(SMALL), num_images=5, directions=["caption"], work=tmp_path)  # another evaluation
+
+    evaluate(Perfect(SMALL), num_images=6, directions=["caption"], work=tmp_path, progress=second_one)
+    assert "caption:" in lines
+    assert not list(tmp_path.iterdir())
+    # A stopped evaluation releases its records.
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Stopped(SMALL, "caption", 1), num_images=6, directions=["caption"], work=tmp_path)
+    assert evaluate(Perfect(SMALL), num_images=6, directions=["caption"], work=tmp_path).scores["caption"].value == 1
 
 
 def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path, monkeypatch):

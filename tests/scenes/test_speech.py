@@ -6,12 +6,23 @@ import numpy as np
 import pytest
 
 from triptych.errors import UserError
-from triptych.scenes.speech import FRAME_SECONDS, MAX_TRAILING_FRAMES, available_voices, join_parts, synthesize
-from triptych.scenes.voice_parts import RATE, build_parts, read_voice
+from triptych.scenes.samples import scene_sample
+from triptych.scenes.speech import (
+    FRAME_SECONDS,
+    MAX_TRAILING_FRAMES,
+    available_voices,
+    join_parts,
+    says,
+    speakable,
+    synthesize,
+)
+from triptych.scenes.spoken import all_spoken_parts, spoken_parts
+from triptych.scenes.voice_parts import RATE, build_parts, read_voice, write_voice
 from triptych.scenes.voices import trim_silence
-from triptych.scenes.world import FULL, SMALL
+from triptych.scenes.world import FULL, SMALL, ObjectGroup, Scene
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.utils.media import Audio
+from triptych.vocab import Task
 
 FRAME = round(FRAME_SECONDS * RATE)
 needs_synthesizer = pytest.mark.skipif(
@@ -81,6 +92,73 @@ def test_missing_parts_are_added_and_the_others_kept(folder):
     assert len(lines) == 1
     with pytest.raises(UserError, match="has no voice 'lewis'; `triptych scenes voices` makes it"):
         read_voice(folder, "lewis")
+
+
+# -- voices that lack a part ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def incomplete(tmp_path):
+    """Two training voices: emma does not say "cats", george does not say "and"; neither says "an owl"."""
+    for name, dropped in (("emma", "cats"), ("george", "and")):
+        clips = {part: tone(part, name) for part in all_spoken_parts() if part not in (dropped, "an owl")}
+        write_voice(tmp_path, name, clips, checked=True, dropped=[dropped, "an owl"])
+    return tmp_path
+
+
+def test_a_voice_says_a_sentence_or_names_what_it_does_not_say(incomplete):
+    assert says("three cats", "george", folder=incomplete)
+    assert not says("three cats", "emma", folder=incomplete)
+    assert says("three cats", "Robin", folder=incomplete)  # not stored: synthesized when it is needed
+    with pytest.raises(UserError, match=r"'emma' in .* does not say 'cats' clearly; choose another voice"):
+        synthesize("three cats", np.random.default_rng(0), FULL, "emma", incomplete)
+
+
+def test_another_voice_or_another_sentence_replaces_what_is_missing(incomplete):
+    names = available_voices(incomplete)
+    assert names == ("emma", "george")
+    cats, owl = (Scene((ObjectGroup(kind, None, count),)) for kind, count in (("cat", 3), ("owl", 1)))
+    replaced = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        scene, text, voice = speakable(cats, "train", rng, names, "emma", folder=incomplete)
+        assert says(text, voice, folder=incomplete)
+        assert scene == cats
+        assert voice == ("george" if "cats" in spoken_parts(text) else "emma")
+        replaced += voice == "george"
+        scene, text, voice = speakable(owl, "test", rng, ["emma"], folder=incomplete)
+        assert says(text, "emma", folder=incomplete)
+        assert "an owl" not in spoken_parts(text)
+        if scene != owl:
+            assert FULL.split(scene) == "test"
+    assert replaced > 10
+
+
+def test_voices_that_say_nothing_are_one_line(tmp_path):
+    write_voice(tmp_path, "emma", {"yes": tone("yes", "emma")}, dropped=["a cat"])
+    with pytest.raises(UserError, match=r"the voices emma in .* say none of 200 sentences"):
+        speakable(FULL.sample(np.random.default_rng(0)), "train", np.random.default_rng(0), ["emma"], folder=tmp_path)
+
+
+def test_every_sample_of_incomplete_voices_has_all_of_its_words(incomplete):
+    """The clip is exactly the parts of the text in the voice, and the sample is a pure function of its index."""
+    used = set()
+    for index in range(150):
+        sample = scene_sample(Task.AUDIO_TEXT, "train", index, voices=incomplete)
+        again = scene_sample(Task.AUDIO_TEXT, "train", index, voices=incomplete)
+        assert (sample.text, sample.voice, sample.scene) == (again.text, again.voice, again.scene)
+        assert np.array_equal(sample.audio.samples, again.audio.samples)
+        used.add(sample.voice)
+        if sample.text.startswith("someone says"):
+            continue  # some are degraded
+        bare = sample.text.removeprefix("say ").removesuffix(f" as {sample.voice}")
+        parts = spoken_parts(bare)
+        assert {"emma": "cats", "george": "and"}[sample.voice] not in parts
+        expected = join_parts([tone(part, sample.voice) for part in parts]).samples
+        assert np.abs(sample.audio.samples[: len(expected)] - expected).max() < 1e-4
+        assert not sample.audio.samples[len(expected) :].any()
+        assert FULL.split(sample.scene) == "train"
+    assert used == {"emma", "george"}
 
 
 @needs_synthesizer

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from triptych.cli.main import main
 from triptych.errors import UserError
-from triptych.scenes import speech, voice_check, voice_parts
+from triptych.scenes import speech, voice_check, voice_parts, voices
 from triptych.scenes.spoken import all_spoken_parts
 from triptych.scenes.voice_parts import RATE, build_parts, cut, read_voice
 from triptych.utils.media import Audio
@@ -75,40 +77,191 @@ def test_sentences_are_their_parts_in_whole_frames(tmp_path: Path) -> None:
 
 def test_every_part_of_the_language_is_checked_twice() -> None:
     parts = list(all_spoken_parts())
-    sentences = voice_check.covering_sentences(parts)
+    sentences = voice_check.covering_sentences(tuple(parts))
     count = {part: sum(part in sentence for sentence in sentences) for part in parts}
     rare = [part for part, number in count.items() if number < voice_check.MIN_SENTENCES]
     assert rare == ["yes", "no", "one", "two"]  # answers, which are no sentences
 
 
-def test_misheard_parts_are_replaced_or_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A judge that knows every clip by its content hears "cakes" wrong until it is spoken again, and "owls" always."""
-    parts = list(all_spoken_parts())
-    codes = {part: 0.1 + 0.8 * number / len(parts) for number, part in enumerate(parts)}
+LEVELS = {part: 0.1 + 0.8 * number / len(all_spoken_parts()) for number, part in enumerate(all_spoken_parts())}
+CLEAR = 0.95  # the level of "cakes" when it is spoken again
 
-    def clip(level: float) -> np.ndarray:
-        return np.full(640, level, np.float32)
 
-    def judge(audio: Audio) -> str:
-        levels = audio.samples.reshape(-1, 640)[:, 0]
+def _clip(level: float) -> np.ndarray:
+    return np.full(640, level, np.float32)
+
+
+class Listener:
+    """Knows every part by its level. It hears "cakes" wrong until that is spoken again, and "owls" always."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, audio: Audio) -> str:
+        self.num_calls += 1
         heard = []
-        for level in levels:
-            if abs(level - 0.95) < 1e-3:
-                heard.append("cakes")
-            elif min(abs(level - codes[part]) for part in ("cakes", "owls")) < 5e-4:
-                heard.append("noise")
-            else:
-                heard.append(min(parts, key=lambda part: abs(codes[part] - level)))
+        for level in audio.samples.reshape(-1, 640)[:, 0]:
+            part = min(LEVELS, key=lambda part: abs(LEVELS[part] - level))
+            heard.append("cakes" if abs(level - CLEAR) < 1e-3 else "noise" if part in ("cakes", "owls") else part)
         return " ".join(heard)
 
-    build_parts(tmp_path, ["emma"], parts, report=lambda line: None, synthesizer=lambda part, voice: clip(codes[part]))
-    again = {"Cakes,": 0.95, "Owls,": codes["owls"]}
-    monkeypatch.setattr(voice_check, "synthesize", lambda text, voice, speed: Audio(clip(again[text]), RATE))
+
+@pytest.fixture
+def spoken_again(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """What is spoken again, and how fast. "Cakes," is clear at the second speed."""
+    calls: list[tuple[str, float]] = []
+
+    def say(text: str, voice: str, speed: float) -> Audio:
+        calls.append((text, speed))
+        is_clear = text == "Cakes," and speed < voice_parts.SPEED
+        return Audio(_clip(CLEAR if is_clear else LEVELS[text[:-1].lower()]), RATE)
+
+    monkeypatch.setattr(voice_check, "synthesize", say)
     monkeypatch.setattr(voice_check, "cut", lambda audio: audio.samples)
-    check = voice_check.repair_voice(tmp_path, "emma", report=lambda line: None, judge=judge)
+    return calls
+
+
+def _build(folder: Path, voices: list[str], parts: list[str] | None = None) -> None:
+    build_parts(folder, voices, parts or LEVELS, lambda line: None, lambda part, voice: _clip(LEVELS[part]))
+
+
+def _index(folder: Path, voice: str = "emma") -> dict[str, Any]:
+    index: dict[str, Any] = json.loads((folder / f"{voice}.json").read_text())
+    return index
+
+
+def test_misheard_parts_are_replaced_or_dropped(tmp_path: Path, spoken_again: list[tuple[str, float]]) -> None:
+    _build(tmp_path, ["emma"])
+    lines: list[str] = []
+    check = voice_check.repair_voice(tmp_path, "emma", lines.append, Listener())
     assert set(check.misheard) == {"cakes", "owls"}
     clips = read_voice(tmp_path, "emma")
-    assert clips["cakes"][0] == pytest.approx(0.95, abs=1e-3)
-    assert "owls" not in clips
-    assert json.loads((tmp_path / "emma.json").read_text())["is_checked"] is True
-    assert voice_parts.SPEED > 1
+    assert clips["cakes"][0] == pytest.approx(CLEAR, abs=1e-3)
+    assert set(LEVELS) - set(clips) == {"owls"}
+    assert _index(tmp_path)["dropped"] == ["owls"]
+    assert "emma: 1 parts dropped: owls" in lines
+    first, second, third = voice_check.REPAIR_SPEEDS
+    cakes, owls = ([speed for text, speed in spoken_again if text == name] for name in ("Cakes,", "Owls,"))
+    assert (cakes, owls) == ([first, second], [first, second, third])
+    for part, clip in clips.items():
+        if part != "cakes":
+            assert clip[0] == pytest.approx(LEVELS[part], abs=1e-3), "another part was changed"
+
+
+def test_dropped_parts_are_not_added_again_and_checked_voices_are_not_checked_again(
+    tmp_path: Path, spoken_again: list[tuple[str, float]]
+) -> None:
+    judge = Listener()
+    _build(tmp_path, ["emma", "george"])
+    voice_check.check_voices(tmp_path, ["emma"], lambda line: None, judge)
+    assert [voice_parts.is_checked(tmp_path, name) for name in ("emma", "george")] == [True, False]
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    _build(tmp_path, ["emma", "george"])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before, "nothing is missing"
+    calls = judge.num_calls
+    voice_check.check_voices(tmp_path, ["emma"], lambda line: None, judge)
+    assert judge.num_calls == calls
+    # A part that is new in the language makes the voice unchecked; what was dropped stays dropped.
+    build_parts(tmp_path, ["emma"], [*LEVELS, "zebras"], lambda line: None, lambda part, voice: _clip(0.5))
+    assert not voice_parts.is_checked(tmp_path, "emma")
+    assert voice_parts.dropped_parts(tmp_path, "emma") == ("owls",)
+    voice_check.check_voices(tmp_path, ["emma"], lambda line: None, judge)
+    assert voice_parts.is_checked(tmp_path, "emma")
+    assert voice_parts.dropped_parts(tmp_path, "emma") == ("owls",)
+
+
+def test_a_stopped_check_changes_nothing(tmp_path: Path, spoken_again: list[tuple[str, float]]) -> None:
+    judge = Listener()
+
+    def stop(audio: Audio) -> str:
+        if judge.num_calls == 150:
+            raise KeyboardInterrupt
+        return judge(audio)
+
+    _build(tmp_path, ["emma"])
+    before = (tmp_path / "emma.flac").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        voice_check.check_voices(tmp_path, ["emma"], lambda line: None, stop)
+    assert (tmp_path / "emma.flac").read_bytes() == before
+    assert not voice_parts.is_checked(tmp_path, "emma")
+
+
+def test_a_part_that_is_right_is_not_heard_again() -> None:
+    """Few sentences settle a clear voice. A part may be wrong in half of its sentences, but not in more."""
+    clips = {part: _clip(level) for part, level in LEVELS.items()}
+    sentences = voice_check.covering_sentences(tuple(LEVELS))
+
+    def check(share_wrong: float) -> voice_check.VoiceCheck:
+        heard = {"foxes": 0.0, "and": 0.0}
+
+        def judge(audio: Audio) -> str:
+            words = []
+            for level in audio.samples.reshape(-1, 640)[:, 0]:
+                part = min(LEVELS, key=lambda part: abs(LEVELS[part] - level))
+                if part in heard:
+                    heard[part] += share_wrong
+                    if heard[part] >= 1:
+                        heard[part] -= 1
+                        part = "noise"
+                words.append(part)
+            return " ".join(words)
+
+        return voice_check.check_voice(clips, list(LEVELS), judge)
+
+    clear = check(0.0)
+    assert clear.misheard == ()
+    assert clear.num_errors == 0
+    assert clear.num_sentences < 0.6 * len(sentences)
+    assert check(0.45).misheard == ()
+    assert set(check(1.0).misheard) == {"foxes", "and"}
+    assert check(1.0).num_sentences < clear.num_sentences + 2 * voice_check.MAX_HEARINGS
+
+
+def test_a_silent_part_is_dropped(tmp_path: Path) -> None:
+    def say(part: str, voice: str) -> np.ndarray:
+        return cut(Audio(np.zeros(RATE, np.float32), RATE)) if part == "and" else _tone(part, voice)
+
+    for _ in range(2):
+        build_parts(tmp_path, ["emma"], PARTS, report=lambda line: None, synthesizer=say)
+        assert list(read_voice(tmp_path, "emma")) == ["a cat", "two red", "foxes"]
+        assert voice_parts.dropped_parts(tmp_path, "emma") == ("and",)
+
+
+def test_a_kill_while_a_voice_is_written_never_leaves_a_wrong_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_parts(tmp_path, ["emma"], PARTS[:2], report=lambda line: None, synthesizer=_tone)
+    write = voice_parts.write_atomically
+
+    def killed(path: Path, content: bytes) -> None:
+        if path.suffix == ".json":
+            raise KeyboardInterrupt
+        write(path, content)
+
+    monkeypatch.setattr(voice_parts, "write_atomically", killed)
+    with pytest.raises(KeyboardInterrupt):
+        build_parts(tmp_path, ["emma"], [PARTS[3], *PARTS[:2]], report=lambda line: None, synthesizer=_tone)
+    with pytest.raises(UserError, match="has no voice 'emma'"):
+        read_voice(tmp_path, "emma")
+
+
+def test_the_command_builds_and_checks_each_voice_in_turn(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoken_again: list[tuple[str, float]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(voices, "fetch_all", lambda: [])
+    monkeypatch.setattr(voice_parts.build_parts, "__defaults__", (print, lambda part, voice: _clip(LEVELS[part])))
+    monkeypatch.setattr(voice_check.check_voices, "__defaults__", (print, Listener()))
+    words = ["scenes", "voices", str(tmp_path), "--only", "emma,George"]
+    assert main([*words, "--no-check"]) == 0
+    assert [voice_parts.is_checked(tmp_path, name) for name in ("emma", "george")] == [False, False]
+    assert "misheard" not in capsys.readouterr().out
+    assert main(words) == 0  # what was built earlier is checked now
+    assert [voice_parts.is_checked(tmp_path, name) for name in ("emma", "george")] == [True, True]
+    assert "george: 1 parts dropped: owls" in capsys.readouterr().out
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: 2 voices\n"
+    assert main(["scenes", "voices", str(tmp_path), "--only", "ema"]) == 2
+    assert "unknown voice 'ema'. Did you mean 'emma'" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from triptych.errors import UserError
 from triptych.scenes import write
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.spoken import all_spoken_parts
-from triptych.scenes.voice_parts import build_parts
+from triptych.scenes.voice_parts import build_parts, write_voice
 from triptych.scenes.world import FULL, SMALL
 from triptych.scenes.write import write_scenes
 from triptych.utils.media import read_audio, read_image
@@ -70,3 +70,7 @@ def test_a_run_with_other_voices_is_refused(tmp_path):
     list(write_scenes(tmp_path, "train", [Task.AUDIO_TEXT], 2, seed=0, workers=1, world=FULL, voices=voices))
     with pytest.raises(UserError, match=r'"voices": \["emma"\].*not .*"voices": \["robin"\]'):
         list(write_scenes(tmp_path, "train", [Task.AUDIO_TEXT], 2, seed=0, workers=1, world=FULL))
+    # The same voice after a repair has other parts.
+    write_voice(voices, "emma", {part: np.full(800, 0.1, np.float32) for part in all_spoken_parts(FULL)}, checked=True)
+    with pytest.raises(UserError, match="choose another folder or delete that one"):
+        list(write_scenes(tmp_path, "train", [Task.AUDIO_TEXT], 2, seed=0, workers=1, world=FULL, voices=voices))

@@ -1,4 +1,4 @@
-"""PatchVQ: codes that depend on their patch alone, exact for patches that it has codes for, fitted and saved."""
+"""PatchVQ: objects keep their codes on every background; exact for patches it has codes for; fitted and saved."""
 
 import json
 
@@ -8,12 +8,13 @@ import torch
 from PIL import Image
 
 from triptych.errors import CheckpointError, UserError
-from triptych.tokenizers.fit_patch_vq import fit_codes, fit_decoder
+from triptych.tokenizers.backdrop import separate
+from triptych.tokenizers.fit_patch_vq import fit_patch_vq
 from triptych.tokenizers.image import load_image_tokenizer
-from triptych.tokenizers.patch_vq import PatchVQ, PatchVQConfig
+from triptych.tokenizers.patch_vq import PatchVQ, PatchVQConfig, nearest_code, squared_length, to_images, to_patches
 from triptych.tokenizers.pixels import to_pixels
 
-CONFIG = PatchVQConfig(resolution=32, patch=8, codes=12, components=20, width=32, layers=2)
+CONFIG = PatchVQConfig(resolution=32, patch=8, codes=12)
 
 
 def _images(number: int, seed: int = 0) -> list[Image.Image]:
@@ -24,13 +25,13 @@ def _images(number: int, seed: int = 0) -> list[Image.Image]:
     return [Image.fromarray(image.repeat(8, 0).repeat(8, 1)) for image in cells]
 
 
+def _layers(images: list[Image.Image]) -> torch.Tensor:
+    return separate(to_patches(torch.from_numpy(to_pixels(images)), CONFIG.patch)).flatten(0, 1).unique(dim=0)
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> PatchVQ:
-    tokenizer = PatchVQ.untrained(CONFIG)
-    pixels = torch.from_numpy(to_pixels(_images(40)))
-    patches = tokenizer.network.to_patches(pixels).flatten(0, 1).unique(dim=0)
-    fit_codes(tokenizer, patches, rounds=10, report=lambda line: None)
-    return tokenizer
+    return fit_patch_vq(CONFIG, _layers(_images(40)), report=lambda line: None)
 
 
 def test_patches_that_have_a_code_of_their_own_are_exact(tokenizer: PatchVQ) -> None:
@@ -39,60 +40,57 @@ def test_patches_that_have_a_code_of_their_own_are_exact(tokenizer: PatchVQ) -> 
         assert np.abs(np.asarray(image, int) - np.asarray(again, int)).max() <= 1
 
 
-def test_a_code_depends_on_its_patch_alone(tokenizer: PatchVQ) -> None:
-    one, other = (np.asarray(image).copy() for image in _images(2, seed=2))
-    other[8:16, 16:24] = one[8:16, 16:24]
-    ids = tokenizer.encode([Image.fromarray(one), Image.fromarray(other)])
-    assert ids[0].reshape(4, 4)[1, 2] == ids[1].reshape(4, 4)[1, 2]
-    assert (tokenizer.encode([Image.fromarray(one)])[0] == ids[0]).all()
+def _scene(behind: tuple[int, int, int], x: int, y: int) -> Image.Image:
+    """A cross of two colours on a flat background."""
+    image = Image.new("RGB", (32, 32), behind)
+    image.paste((255, 0, 0), (x + 3, y, x + 5, y + 8))
+    image.paste((90, 20, 160), (x, y + 3, x + 8, y + 5))
+    return image
 
 
-def test_patches_and_images_are_inverse(tokenizer: PatchVQ) -> None:
+def test_an_object_has_one_code_in_every_place_and_on_every_background() -> None:
+    colours = [(255, 255, 255), (30, 40, 110), (170, 215, 130)]
+    scenes = [_scene(colour, x, y) for colour in colours for x in (0, 8, 24) for y in (0, 16)]
+    layers = _layers(scenes)
+    assert len(layers) == 4  # three backgrounds and one cross
+    tokenizer = fit_patch_vq(PatchVQConfig(32, 8, codes=5), layers.repeat(2, 1), report=lambda _: None)
+    ids = tokenizer.encode(scenes)
+    places = [
+        row.reshape(4, 4)[y // 8, x // 8] for row, (x, y) in zip(ids, 3 * [(x, y) for x in (0, 8, 24) for y in (0, 16)])
+    ]
+    assert len(set(places)) == 1
+    for scene, again in zip(scenes, tokenizer.decode(ids)):
+        assert np.abs(np.asarray(scene, int) - np.asarray(again, int)).max() <= 1
+
+
+def test_codes_do_not_depend_on_the_other_images_of_a_batch(tokenizer: PatchVQ) -> None:
+    images = _images(3, seed=2)
+    assert (tokenizer.encode(images[:1])[0] == tokenizer.encode(images)[0]).all()
+
+
+def test_patches_and_images_are_inverse() -> None:
     pixels = torch.randn(2, 3, 32, 32)
-    assert torch.equal(tokenizer.network.to_images(tokenizer.network.to_patches(pixels)), pixels)
+    assert torch.equal(to_images(to_patches(pixels, 8), 8), pixels)
 
 
-def test_distances_in_chroma_count_double() -> None:
-    """A step of grey keeps its length in the space of components; a step of the same length in hue is doubled."""
-    grey, hue = torch.ones(3), torch.tensor([1.0, -1.0, 0.0]) * 1.5**0.5
-    colours = [torch.zeros(3), 0.1 * grey, 0.1 * hue, torch.tensor([0.0, 0.1, -0.3])]
-    patches = torch.stack([colour.repeat_interleave(64) for colour in colours])
-    tokenizer = PatchVQ.untrained(PatchVQConfig(32, 8, codes=4, components=3, width=32, layers=1))
-    fit_codes(tokenizer, patches, rounds=1, report=lambda line: None)
-    start, by_grey, by_hue, _ = (patches - tokenizer.network.mean) @ tokenizer.network.basis
-    length = (patches[1] - patches[0]).norm()
-    assert (by_grey - start).norm() == pytest.approx(float(length), rel=1e-3)
-    assert (by_hue - start).norm() == pytest.approx(2 * float(length), rel=1e-3)
+def test_the_nearest_code_is_measured_with_chroma_doubled() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layers, codes = torch.randn(50, 16, generator=generator), torch.randn(7, 16, generator=generator)
 
+    def metric(values: torch.Tensor) -> torch.Tensor:
+        """Grey kept, hue and saturation doubled, opacity kept: an orthonormal basis of colours, written out."""
+        grey, first, second = (torch.tensor(axis) for axis in ([1.0, 1, 1], [1.0, -1, 0], [1.0, 1, -2]))
+        colours, opacity = values.view(-1, 4, 4).split([3, 1], 1)
+        parts = [(colours * (axis / axis.norm())[:, None]).sum(1) for axis in (grey, first, second)]
+        return torch.stack([parts[0], 2 * parts[1], 2 * parts[2], opacity[:, 0]], 1).flatten(1)
 
-def test_the_decoder_learns_from_context() -> None:
-    """Patches that share a code look different beside different neighbours: only the context can tell them apart."""
-    rng = np.random.default_rng(0)
-
-    def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        kind = torch.from_numpy(rng.integers(2, size=16))
-        images = torch.full((16, 3, 32, 32), -1.0)
-        images[:, :, :8] = torch.where(kind == 0, 1.0, -1.0)[:, None, None, None]  # the first row tells the kind
-        images[:, :, 8:] = torch.where(kind == 0, 0.1, -0.1)[:, None, None, None]  # too similar for codes of their own
-        return images, torch.ones(16, 1, 32, 32)
-
-    tokenizer = PatchVQ.untrained(PatchVQConfig(32, 8, codes=3, components=3, width=32, layers=2))
-    images, _ = batch()
-    fit_codes(
-        tokenizer, tokenizer.network.to_patches(images).flatten(0, 1).unique(dim=0)[[0, 1, 3]], report=lambda _: None
-    )
-
-    def error() -> float:
-        patches = tokenizer.network.to_patches(images)
-        return float((tokenizer.network.decode(tokenizer.network.encode(patches)) - patches).detach().square().mean())
-
-    before = error()
-    fit_decoder(tokenizer, iter(batch, None), steps=200, learning_rate=3e-3, report=lambda _: None)
-    assert error() < before / 20
+    squares = squared_length(codes)
+    torch.testing.assert_close(squares, metric(codes).square().sum(1))
+    assert (nearest_code(layers, codes, squares) == torch.cdist(metric(layers), metric(codes)).argmin(1)).all()
 
 
 def test_saved_and_loaded(tokenizer: PatchVQ, tmp_path) -> None:
-    tokenizer.save(tmp_path, half=False)
+    tokenizer.save(tmp_path)
     loaded = load_image_tokenizer(tmp_path)
     assert isinstance(loaded, PatchVQ)
     assert loaded.fingerprint == tokenizer.fingerprint
@@ -102,26 +100,19 @@ def test_saved_and_loaded(tokenizer: PatchVQ, tmp_path) -> None:
     assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(tokenizer.decode(ids), loaded.decode(ids)))
 
 
-def test_a_better_decoder_keeps_the_fingerprint(tokenizer: PatchVQ) -> None:
-    other = PatchVQ.untrained(CONFIG)
-    other.network.load_state_dict(tokenizer.network.state_dict())
-    other.network.paint.bias.data += 1
-    assert other.fingerprint == tokenizer.fingerprint
-    other = PatchVQ.untrained(CONFIG)
-    other.network.load_state_dict(tokenizer.network.state_dict())
-    other.network.codebook.data[0] += 1
-    assert other.fingerprint != tokenizer.fingerprint
-
-
 def test_damaged_files_are_refused(tokenizer: PatchVQ, tmp_path) -> None:
     tokenizer.save(tmp_path)
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
-    for change in ({"decoder": "0" * 64}, {"network": {**spec["network"], "codes": 13}}, {"network": {"width": "x"}}):
+    for change in ({"fingerprint": "0" * 64}, {"shape": {**spec["shape"], "codes": 13}}, {"shape": {"width": "x"}}):
         (tmp_path / "tokenizer.json").write_text(json.dumps(spec | change))
         with pytest.raises((CheckpointError, UserError)):
             PatchVQ.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    (tmp_path / "patch_vq.safetensors").write_bytes(b"no weights")
+    sheet = (tmp_path / "codebook.png").read_bytes()
+    Image.new("RGBA", Image.open(tmp_path / "codebook.png").size).save(tmp_path / "codebook.png")
+    with pytest.raises(CheckpointError, match=r"codebook\.png is not the file that was saved"):
+        PatchVQ.load(tmp_path)
+    (tmp_path / "codebook.png").write_bytes(sheet[:50])
     with pytest.raises(CheckpointError, match="not a saved PatchVQ"):
         PatchVQ.load(tmp_path)
 
@@ -132,7 +123,7 @@ def test_wrong_ids_are_refused(tokenizer: PatchVQ, ids: np.ndarray) -> None:
         tokenizer.decode([ids])
 
 
-@pytest.mark.parametrize("change", [{"resolution": 30}, {"width": 33}, {"codes": 0}])
+@pytest.mark.parametrize("change", [{"resolution": 30}, {"patch": 0}, {"codes": 0}])
 def test_wrong_shapes_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(UserError, match="PatchVQ needs"):
         PatchVQConfig(**{"resolution": 32, "patch": 8, **change})

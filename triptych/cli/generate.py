@@ -1,7 +1,6 @@
 """`triptych generate`: text, images and audio from one model, in any direction."""
 
 import argparse
-import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -9,19 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from triptych.cli.args import positive_float, positive_int
-from triptych.cli.command import USE, Command, add_device, add_json, add_model, check_path_free, one_of, write_json
-from triptych.cli.info import list_words
+from triptych.cli.command import USE, Command, add_device, add_json, add_model, one_of, write_json
+from triptych.cli.info import list_voices, list_words
+from triptych.cli.results import SUFFIXES, deliver, targets_of
 from triptych.cli.unusual import printed_warnings
 from triptych.errors import UserError, did_you_mean
 from triptych.hub.directions import DIRECTIONS, GAP, Direction, direction_named
 from triptych.sample.names import PRESET_NAMES, SAMPLER_NAMES
 
 _BATCH = 16  # results that are generated together and written before the next ones
-_SUFFIXES = {
-    "image": (".png", ".jpg", ".jpeg", ".webp"),
-    "audio": (".wav", ".flac", ".ogg"),
-    "text": (".txt",),
-}
 _SAMPLING = ("preset", "sampler", "num_steps", "temperature", "top_p", "guidance_scale", "best_of")
 
 
@@ -37,16 +32,18 @@ examples:
   triptych generate caption cats.png
   triptych generate answer cats.png "how many cats are there?"
   triptych generate text-to-speech "a picture of three foxes" --out foxes.wav
+  triptych generate text-to-speech "a dog" --voice emma --model models/mine
   triptych generate transcribe foxes.wav
   triptych generate infill-image cats.png "two cats and a star" --box 0,0,32,64 --out other.png
   triptych generate infill-text "a picture of {GAP} red {GAP}" cats.png
   triptych generate text-to-image "a cat" -n 100 --out cats/cat.png --sampler remdm --sampler-option eta=0.1"""
     parser.usage = "triptych generate DIRECTION INPUT [INPUT] [options]"
-    # Not required here, for --list-words.
+    # Not required here, for --list-words and --list-voices.
     parser.add_argument("direction", metavar="DIRECTION", nargs="?", help="one of the names above")
     parser.add_argument("inputs", metavar="INPUT", nargs="*", help="text in quotes, file of an image or audio, or -")
     add_model(parser)
     parser.add_argument("--list-words", action="store_true", help="list the words that texts may have, and stop")
+    parser.add_argument("--list-voices", action="store_true", help="list the voices of --voice, and stop")
     parser.add_argument(
         "--no-check", action="store_true", help="no warnings about inputs that are unlike the training data"
     )
@@ -67,6 +64,7 @@ examples:
     parser.add_argument(
         "--seconds", type=positive_float, metavar="S", help="duration of speech (default: the model chooses)"
     )
+    parser.add_argument("--voice", metavar="NAME", help="voice of speech (default: the model chooses)")
     parser.add_argument(
         "--num-tokens", type=positive_int, metavar="N", help="length of a text (default: the model chooses)"
     )
@@ -137,15 +135,15 @@ def _option(word: str) -> tuple[str, Any]:
 
 
 def _run(args: argparse.Namespace) -> None:
-    if args.list_words:
-        list_words(args.model)
+    if args.list_words or args.list_voices:
+        (list_words if args.list_words else list_voices)(args.model)
         return
     for name, value in (("DIRECTION, INPUT", args.direction), ("INPUT", args.inputs)):
         if not value:
             raise UserError(f"the following arguments are required: {name} (see `triptych generate --help`)")
     direction = direction_named(args.direction)
     arguments, is_checked = _arguments(direction, args), sampling_arguments(args)
-    targets = _targets(direction, args)
+    targets = targets_of(direction, args)
     from triptych.hub.source import check_source
 
     check_source(args.model)
@@ -163,7 +161,7 @@ def _run(args: argparse.Namespace) -> None:
             parts = result if len(direction.outputs) > 1 else (result,)
             record: dict[str, Any] = {"seed": args.seed + number}
             for kind, part in zip(direction.outputs, parts):
-                record |= _deliver(kind, part, targets(number), direction, args, number)
+                record |= deliver(kind, part, targets(number), direction, args, number)
             results.append(record | ({"warnings": list(warned.values())} if warned else {}))
             if args.num_samples > _BATCH and (number + 1) % _BATCH == 0:
                 print(f"{number + 1} of {args.num_samples}", file=sys.stderr)
@@ -203,7 +201,7 @@ def _arguments(direction: Direction, args: argparse.Namespace) -> dict[str, Any]
     for each, word in zip(direction.inputs, args.inputs):
         kinds = each.kinds
         if len(kinds) > 1:
-            kinds = ("audio",) if Path(word).suffix.lower() in (*_SUFFIXES["audio"], ".mp3") else ("image",)
+            kinds = ("audio",) if Path(word).suffix.lower() in (*SUFFIXES["audio"], ".mp3") else ("image",)
         arguments[kinds[0] if len(each.kinds) > 1 else each.name] = _read(kinds[0], word, direction, each.name)
     if direction.name == "infill-image":
         from triptych.hub.boxes import check_box
@@ -212,9 +210,9 @@ def _arguments(direction: Direction, args: argparse.Namespace) -> dict[str, Any]
         arguments |= {"box": check_box(box, arguments["image"].size), "repaint": args.repaint}
     elif direction.name == "infill-audio":
         arguments["interval"] = _numbers(args.interval, 2, "--interval", "FROM,TO in seconds", float)
-    for name, option in (("seconds", "--seconds"), ("num_tokens", "--num-tokens")):
+    for name, option in (("seconds", "--seconds"), ("voice", "--voice"), ("num_tokens", "--num-tokens")):
         if getattr(args, name) is not None:
-            if name not in direction.lengths:
+            if name not in direction.options:
                 raise UserError(f"`generate {direction.name}` takes no {option}.")
             arguments[name] = getattr(args, name)
     for name in ("box", "interval"):
@@ -255,84 +253,6 @@ def _numbers(text: str | None, count: int, option: str, form: str, kind: type) -
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
         raise UserError(f"{option} must be {form}, got {text!r}.")
     return numbers
-
-
-# -- results ----------------------------------------------------------------------------------------------------------
-
-
-def _targets(direction: Direction, args: argparse.Namespace) -> Any:
-    """number -> the file of that result, or None for standard output; refuses names that cannot be written."""
-    kind, count = direction.output, args.num_samples
-    if args.out == "-":
-        if args.json == "-" and kind != "text":
-            raise UserError("--out - and --json both write to standard output; give one of them a file.")
-        if count > 1 and kind != "text":
-            raise UserError("--out - writes one result; use --out FILE with --num-samples.")
-        return lambda number: None
-    if args.out is None:
-        return (lambda number: None) if kind == "text" else _free_names(direction.name, _SUFFIXES[kind][0], count)
-    out = Path(args.out)
-    suffixes = _SUFFIXES[kind]
-    if (
-        out.name in ("", "..")
-        or args.out.endswith("/")
-        or out.is_dir()
-        or (out.suffix and out.suffix.lower() not in suffixes)
-    ):
-        raise UserError(f"`generate {direction.name}` writes {', '.join(suffixes)}, got --out {args.out!r}.")
-    out = out if out.suffix else out.with_name(out.name + suffixes[0])
-    if kind == "text" or count == 1:
-        check_path_free(out, force=args.force)
-        return lambda number: out
-    paths = [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(count)]
-    for path in paths:
-        check_path_free(path, force=args.force)
-    return lambda number: paths[number]
-
-
-def _free_names(stem: str, suffix: str, count: int) -> Any:
-    """Names in the working folder that no file has yet."""
-    free = (path for i in itertools.count() if not (path := Path(f"{stem}{f'-{i}' if i else ''}{suffix}")).exists())
-    paths = list(itertools.islice(free, count))
-    return lambda number: paths[number]
-
-
-def _deliver(
-    kind: str, part: Any, target: Path | None, direction: Direction, args: argparse.Namespace, number: int
-) -> dict[str, Any]:
-    """Print a text, write a file and print its name; returns what `--json` says of it."""
-    prints = args.json != "-"
-    if kind == "text":
-        if kind == direction.output and target is not None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open(target, "w" if number == 0 else "a") as file:
-                file.write(f"{part}\n")
-        elif prints:
-            # Beside media on standard output, a text goes to standard error.
-            print(part, file=sys.stderr if args.out == "-" and direction.output != "text" else sys.stdout, flush=True)
-        return {"text": part}
-    if target is None:
-        sys.stdout.buffer.write(_bytes_of(part))
-        sys.stdout.buffer.flush()
-        return {}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part.save(target)
-    if prints:
-        print(target, flush=True)
-    return {kind: str(target)}
-
-
-def _bytes_of(part: Any) -> bytes:
-    import io
-
-    buffer = io.BytesIO()
-    if hasattr(part, "samples"):
-        import soundfile
-
-        soundfile.write(buffer, part.samples, part.sample_rate, format="WAV")
-    else:
-        part.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 COMMANDS = {

@@ -32,6 +32,7 @@ examples:
         action="store_true",
         help="list the words it knows, if it has a word list",
     )
+    parser.add_argument("--list-voices", action="store_true", help="list the voices it has, if it has any by name")
     add_json(parser)
 
 
@@ -41,6 +42,8 @@ def _run_info(args: argparse.Namespace) -> None:
         write_json(_facts(args.model, pipe), args.json)
     elif args.list_words:
         _print_words(pipe)
+    elif args.list_voices:
+        _print_voices(pipe)
     else:
         _print(_facts(args.model, pipe))
 
@@ -59,8 +62,17 @@ def list_words(model: str) -> None:
     _print_words(_load(model))
 
 
+def list_voices(model: str) -> None:
+    """What `--list-voices` does."""
+    _print_voices(_load(model))
+
+
 def _print_words(pipe: Any) -> None:
     print("\n".join(pipe.words) or "any text: this model has no word list")
+
+
+def _print_voices(pipe: Any) -> None:
+    print("\n".join(pipe.voices) or "no choice: this model has no voices by name")
 
 
 def _facts(name: str, pipe: Any) -> dict[str, Any]:
@@ -91,6 +103,7 @@ def _facts(name: str, pipe: Any) -> dict[str, Any]:
         "max_audio_seconds": _audio_seconds(pipe) if Modality.AUDIO in bundle else None,
         "chooses_audio_length": limits.audio_slot is not None,
         "words": list(pipe.words),
+        "voices": list(pipe.voices),
         "examples": list(limits.examples),
         "input_checks": _checks(pipe.input_checks),
         "sampling_preset": pipe.preset,
@@ -132,6 +145,8 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["max_audio_seconds"] is not None:
         row("audio", f"up to {facts['max_audio_seconds']:.1f} s; {chosen[facts['chooses_audio_length']]} (--seconds)")
     row("words", f"{len(facts['words'])}, listed by --list-words" if facts["words"] else "any text")
+    if facts["voices"]:
+        row("voices", f"{', '.join(facts['voices'])} (--voice)")
     if facts["examples"]:
         row("try", "; ".join(repr(example) for example in facts["examples"]))
     checks = facts["input_checks"]

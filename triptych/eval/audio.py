@@ -11,20 +11,37 @@ import numpy as np
 from triptych.errors import require
 from triptych.eval.scores import Score, ratio_score
 from triptych.tokenizers.audio import resample
+from triptych.utils.english import LARGEST_NUMBER, number_words
 from triptych.utils.media import Audio
 
 _RATE = 16_000
-_DIGITS = {"1": "one", "2": "two", "3": "three", "4": "four"}
-_CONTRACTIONS = {"there's": "there is", "here's": "here is", "i'm": "i am", "it's": "it is"}
+_WORD = re.compile(r"[a-z0-9']+")
+_CONTRACTIONS = {
+    "i'm": "i am", "isn't": "is not", "aren't": "are not", "don't": "do not", "doesn't": "does not",
+    **{f"{word}'s": f"{word} is" for word in ("there", "here", "it", "what", "where", "that", "who", "how")},
+}  # fmt: skip
+# Beginnings of words that are spelled in two ways.
+_SPELLINGS = {"colour": "color", "grey": "gray", "aeroplane": "airplane", "doughnut": "donut", "okay": "ok"}
 
 
 def normalize_transcript(text: str) -> str:
-    """Lower case without punctuation; small numbers and common contractions are written as words."""
-    text = text.lower().replace("’", "'")
-    for short, long in _CONTRACTIONS.items():
-        text = text.replace(short, long)
-    words = re.sub(r"[^a-z0-9' ]+", " ", text).split()
-    return " ".join(_DIGITS.get(word, word) for word in words)
+    """A text without what cannot be heard, so that two spellings of the same words are equal.
+
+    Lower case without punctuation and hyphens; numbers and common contractions as words; American spelling of a few
+    words.
+    """
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.lower().replace("’", "'"))
+    return " ".join(filter(None, map(_spell, _WORD.findall(text))))
+
+
+def _spell(word: str) -> str:
+    if word.isdigit() and int(word) <= LARGEST_NUMBER:
+        return number_words(int(word))
+    word = _CONTRACTIONS.get(word, word.strip("'"))
+    for british, american in _SPELLINGS.items():
+        if word.startswith(british):
+            return american + word.removeprefix(british)
+    return word
 
 
 @cache

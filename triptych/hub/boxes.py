@@ -51,3 +51,31 @@ def pixels_of_codes(low: int, high: int, width: int, side: int) -> tuple[int, in
     """The first pixel of code `low`, and the first one that is past code `high` - 1."""
     first, past = np.searchsorted(code_of_pixel(width, side), [low, high])
     return int(first), int(past)
+
+
+def repainted_box(size: tuple[int, int], box: Sequence[int], side: int) -> Box:
+    """The pixels that belong to the codes a box touches, in an image of (width, height) and `side` codes a side."""
+    box, longest = check_box(box, size), max(size)
+    edges = []
+    for low, high, length in ((box[0], box[2], size[0]), (box[1], box[3], size[1])):
+        margin = (longest - length) // 2  # of the white square that the image is centred on
+        codes = (low + margin) * side // longest, -(-(high + margin) * side // longest)
+        first, past = pixels_of_codes(*codes, longest, side)
+        edges.append((max(0, first - margin), min(length, past - margin)))
+    (left, right), (top, bottom) = edges
+    return left, top, right, bottom
+
+
+def merge_repainted(
+    square: Image.Image, painted: Image.Image, box: Box, codes: np.ndarray, repaint: Repaint
+) -> Image.Image:
+    """A square image with those pixels of `painted` that are to be new; `codes` are the ones the box touches."""
+    if repaint == "all":
+        return painted
+    if repaint == "box":
+        merged = square.copy()
+        merged.paste(painted.crop(box), box)
+        return merged
+    index = code_of_pixel(square.width, len(codes))
+    mask = Image.fromarray((codes[np.ix_(index, index)] * 255).astype(np.uint8))
+    return Image.composite(painted, square, mask)

@@ -92,6 +92,8 @@ def _use(limits: Limits) -> list[str]:
     if limits.words:
         listed = "`triptych info FOLDER_OR_NAME --list-words` lists them."
         lines += [f"The model knows {len(limits.words)} words; {listed}", ""]
+    if limits.voices:
+        lines += [f"It speaks in {len(limits.voices)} voices: {', '.join(limits.voices)}.", ""]
     return lines
 
 

@@ -35,8 +35,8 @@ class Direction:
     summary: str
     region: str | None = None
     """Name of the argument that says what to fill in: "box" (pixels) or "interval" (seconds)."""
-    lengths: tuple[str, ...] = ()
-    """Names of the arguments that fix lengths of results: "num_tokens" of a text, "seconds" of audio."""
+    options: tuple[str, ...] = ()
+    """Names of the arguments that say more of the result: "num_tokens" of a text, "seconds" and "voice" of speech."""
 
     @property
     def method(self) -> str:
@@ -72,18 +72,18 @@ DIRECTIONS = {
             (_IMAGE, _text("prompt", required=False)),
             ("text",),
             "describe an image",
-            lengths=("num_tokens",),
+            options=("num_tokens",),
         ),
         Direction(
             "answer",
             (_IMAGE, _text("question")),
             ("text",),
             "answer a question about an image",
-            lengths=("num_tokens",),
+            options=("num_tokens",),
         ),
-        Direction("text-to-speech", (_text(),), ("audio",), "speak a text", lengths=("seconds",)),
-        Direction("transcribe", (_AUDIO,), ("text",), "write down what is said", lengths=("num_tokens",)),
-        Direction("complete", (_text(),), ("text",), "continue a text", lengths=("num_tokens",)),
+        Direction("text-to-speech", (_text(),), ("audio",), "speak a text", options=("seconds", "voice")),
+        Direction("transcribe", (_AUDIO,), ("text",), "write down what is said", options=("num_tokens",)),
+        Direction("complete", (_text(),), ("text",), "continue a text", options=("num_tokens",)),
         Direction(
             "infill-image",
             (_IMAGE, _text(required=False)),
@@ -104,9 +104,13 @@ DIRECTIONS = {
             "speak an interval of a recording again",
             region="interval",
         ),
-        Direction("speech-to-image", (_AUDIO,), ("text", "image"), "transcribe, then draw", lengths=("num_tokens",)),
+        Direction("speech-to-image", (_AUDIO,), ("text", "image"), "transcribe, then draw", options=("num_tokens",)),
         Direction(
-            "image-to-speech", (_IMAGE,), ("text", "audio"), "caption, then speak", lengths=("num_tokens", "seconds")
+            "image-to-speech",
+            (_IMAGE,),
+            ("text", "audio"),
+            "caption, then speak",
+            options=("num_tokens", "seconds", "voice"),
         ),
     )
 }

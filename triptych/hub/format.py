@@ -47,8 +47,18 @@ class Limits:
     """All words the model knows, in lower case; other words are refused. Empty: any text."""
     caption_prompt: str = ""
     """Text that a caption starts with; it is removed from results."""
+    transcript_prompt: str = ""
+    """Text that a transcript starts with; it is removed from results."""
+    voices: tuple[str, ...] = ()
+    """Names of the voices that can be asked for. Empty: the model chooses the voice."""
+    voice_request: str = ""
+    """How a text asks for a voice, with {text} and {voice}."""
     examples: tuple[str, ...] = ()
     """Prompts that suit the model, for model cards and `triptych info`."""
+
+    def __post_init__(self) -> None:
+        if self.voices and not all(part in self.voice_request for part in ("{text}", "{voice}")):
+            raise UserError(f"voice_request must contain {{text}} and {{voice}}, got {self.voice_request!r}.")
 
     def longest(self, slot: int | None) -> int:
         """Tokens of the longest text or audio: what a slot holds, otherwise what a sequence holds."""
@@ -57,18 +67,17 @@ class Limits:
     @classmethod
     def of_run(cls, config: Mapping[str, Any]) -> "Limits":
         """The limits of a model trained with this run configuration (as JSON)."""
-        ends, prompts = config["loader"]["open_ends"], config["prompts"]
-        return cls(
-            seq_len=config["loader"]["seq_len"],
-            text_slot=ends["text"] if ends["probability"] and ends["text"] else None,
-            audio_slot=ends["audio"] if ends["probability"] * ends["audio_share"] and ends["audio"] else None,
-            words=tuple(prompts["words"]),
-            caption_prompt=prompts["caption_prompt"],
-            examples=tuple(prompts["examples"]),
-        )
+        ends = config["loader"]["open_ends"]
+        limits = {
+            "seq_len": config["loader"]["seq_len"],
+            "text_slot": ends["text"] if ends["probability"] and ends["text"] else None,
+            "audio_slot": ends["audio"] if ends["probability"] * ends["audio_share"] and ends["audio"] else None,
+        }
+        return cls.from_json({**limits, **config["prompts"]})
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Limits":
+        """Fields that earlier versions did not have get their defaults."""
         lists = {f.name for f in fields(cls) if isinstance(f.default, tuple)}
         values: dict[str, Any] = {key: tuple(value) if key in lists else value for key, value in saved.items()}
         return cls(**values)

@@ -36,17 +36,26 @@ class Inputs:
             raise UserError(f"expected a text, got {type(text).__name__}.")
         return " ".join(text.lower().split()) if self.limits.words else text
 
+    def given_text(self, text: Any) -> str:
+        """A text that must not be empty, as the model was trained on it."""
+        text = self.normalize(text)
+        if not text.strip():
+            raise UserError("expected a text, got an empty one.")
+        return text
+
     def text(self, text: str, beside: Kind | None = None) -> Span:
         """A text that is given."""
         text, ids = self.encoded_text(text)
         self.checker.warn_about_text(text, ids, beside)
         return known(Modality.TEXT, ids)
 
+    def own_text(self, text: str) -> Span:
+        """A text that the model wrote itself: neither its words nor its length are the user's fault."""
+        return known(Modality.TEXT, self._encode(self.normalize(text), is_own=True))
+
     def encoded_text(self, text: str, *, cut: bool = False) -> tuple[str, np.ndarray]:
         """A text as the model was trained on it, and its ids; one that is too long is refused, or with `cut` cut."""
-        text = self.normalize(text)
-        if not text.strip():
-            raise UserError("expected a text, got an empty one.")
+        text = self.given_text(text)
         ids = self._encode(text)
         if cut:
             return text, ids[: self.limits.longest(self.limits.text_slot)]
@@ -61,7 +70,7 @@ class Inputs:
         `is_own` says that the prefix is the model's own, not the user's.
         """
         prefix = self.normalize(prefix)
-        ids = self._encode(prefix) if prefix else np.zeros(0, np.int64)
+        ids = self._encode(prefix, is_own=is_own)
         if num_tokens is not None:
             if isinstance(num_tokens, bool) or not isinstance(num_tokens, int | np.integer) or num_tokens < 1:
                 raise UserError(f"num_tokens must be a whole number of at least 1, got {num_tokens!r}.")
@@ -92,15 +101,17 @@ class Inputs:
             ids += [MASKED] if number else []
             # A word's token starts with its space, so the space before a gap belongs to the token that fills it.
             part = part.removesuffix(" ") if number < len(parts) - 1 else part
-            ids += self._encode(part).tolist() if part else []
+            ids += self._encode(part).tolist()
         self._check_length(len(ids), text)
         self.checker.warn_about_text(text, np.array(ids, np.int64), beside)
         return Span(Modality.TEXT, np.array(ids, np.int64))
 
-    def _encode(self, text: str) -> np.ndarray:
-        if self.limits.words:  # a model of a small world would make something up for a word it has never seen
+    def _encode(self, text: str, *, is_own: bool = False) -> np.ndarray:
+        if (
+            self.limits.words and not is_own
+        ):  # a model of a small world would make something up for a word it has never seen
             refuse_unknown_words(text, self.limits.words)
-        return np.asarray(self.bundle.text.encode([text])[0], np.int64)
+        return np.asarray(self.bundle.text.encode([text])[0] if text else [], np.int64)
 
     def _check_length(self, tokens: int, text: str) -> None:
         longest = self.limits.longest(self.limits.text_slot)

@@ -1,10 +1,15 @@
 """Keyword arguments of pipeline methods: how to sample, and what to say to the habits of other libraries."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict
+
+import numpy as np
 
 from triptych.errors import UserError, did_you_mean
 from triptych.sample.batch import Callback
+from triptych.sample.config import SAMPLING_PRESETS, SamplingConfig, Use
+from triptych.vocab import Modality
 
 
 class Sampling(TypedDict, total=False):
@@ -26,6 +31,13 @@ class Sampling(TypedDict, total=False):
     best_of: int
     num_score_passes: int
     options: Mapping[str, Any]
+
+
+class Writing(Sampling, total=False):
+    """Keyword arguments of methods that write a text."""
+
+    num_tokens: int | None
+    """Number of tokens to write; the model chooses it by default."""
 
 
 INSTEAD = {
@@ -57,3 +69,34 @@ def refuse_keywords(unknown: Iterable[str], known: Iterable[str]) -> None:
         if key in INSTEAD:
             raise UserError(f"unknown argument {key!r}: {INSTEAD[key]}.")
         raise UserError(f"unknown argument {key!r}.{did_you_mean(key, list(known))}")
+
+
+def check_preset(name: str) -> None:
+    if name not in SAMPLING_PRESETS:
+        raise UserError(f"unknown preset {name!r}.{did_you_mean(name, list(SAMPLING_PRESETS))}")
+
+
+def sampling_config(preset: str, target: Modality, use: Use | None, changes: Mapping[str, Any]) -> SamplingConfig:
+    """The configuration of a preset for what is generated, with some fields changed."""
+    check_preset(preset)
+    configs = SAMPLING_PRESETS[preset]
+    config = configs[use] if use is not None and use in configs else configs[target]
+    fields = SamplingConfig.__dataclass_fields__
+    refuse_keywords([key for key in changes if key not in fields], [*fields, "seed", "callback", "preset"])
+    if "sampler" in changes and changes["sampler"] != config.sampler:
+        config = replace(config, options={})  # those were another sampler's
+    return replace(config, **changes)
+
+
+def seeds_of(seed: Any, count: int) -> list[int]:
+    """The seeds of requests: seed, seed + 1, ..., or those of a sequence."""
+    is_sequence = isinstance(seed, Sequence) and not isinstance(seed, str)
+    if not all(isinstance(each, int | np.integer) for each in (seed if is_sequence else [seed])):
+        raise UserError(f"seed must be a whole number, or one for each request, got {seed!r}.")
+    seeds = list(seed) if is_sequence else [int(seed) + i for i in range(count)]
+    if len(seeds) != count:
+        raise UserError(f"expected one seed for all or {count} seeds, got {len(seeds)}.")
+    for number in seeds:
+        if not 0 <= number < 2**64:
+            raise UserError(f"seeds must lie between 0 and 2^64 - 1, got {number}.")
+    return seeds

@@ -89,3 +89,12 @@ def download(name: str, *, revision: str | None, cache_dir: str | Path | None, t
     except Exception as error:  # no such model, no access, a broken connection
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"the hub has no model {name!r} for you ({type(error).__name__}: {reason}).") from error
+
+
+def upload(folder: Path, name: str, *, private: bool, token: str | bool | None) -> str:
+    """Put the files of a folder on the hub as OWNER/NAME; returns the address."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    api.create_repo(name, private=private, exist_ok=True)
+    return str(api.upload_folder(repo_id=name, folder_path=folder))

@@ -28,8 +28,7 @@ from triptych.scenes.judge import detect, matches
 from triptych.scenes.layout import place
 from triptych.scenes.picture import Picture
 from triptych.scenes.questions import questions
-from triptych.scenes.speech import ALWAYS_AVAILABLE, synthesize
-from triptych.scenes.spoken import VOICE_REQUEST, spoken_caption
+from triptych.scenes.speech import ALWAYS_AVAILABLE, speakable, synthesize
 from triptych.scenes.world import Scene, World
 from triptych.utils.media import Audio
 from triptych.vocab import Modality
@@ -205,10 +204,10 @@ def _speech(pipe: Pipeline, world: World, console: Console) -> str:
 
 
 def _spoken(number: int, world: World) -> tuple[Scene, str, np.random.Generator]:
-    """A scene and what a person would say to have it drawn."""
+    """A scene and what a person would say to have it drawn, which is no question."""
     scene, rng = unseen_scene(number, "two objects", world)
     while True:
-        text = spoken_caption(scene, rng, world)
+        scene, text, _ = speakable(scene, "test", rng, [ALWAYS_AVAILABLE], None, world, Voices.find(None).folder)
         if not text.endswith("?"):
             return scene, text, rng
 
@@ -217,10 +216,9 @@ def _voice_by_request(pipe: Pipeline, world: World, console: Console) -> str:
     _, text, _ = _spoken(21, world)
     figures = []
     for voice in _REQUESTED_VOICES:
-        request = VOICE_REQUEST.format(text=text, voice=voice)
-        speech = pipe.text_to_speech(request, seed=_SEED)
-        console.print(f"  {speech.seconds:.1f} s of speech: {request}")
-        figures.append(page.figure(page.audio(speech), page.quote(request)))
+        speech = pipe.text_to_speech(text, voice=voice, seed=_SEED)
+        console.print(f"  {speech.seconds:.1f} s of speech, {voice}: {text}")
+        figures.append(page.figure(page.audio(speech), f"{page.quote(text)}, {voice}"))
     return page.paragraph("The same sentence in two voices:") + page.row(*figures)
 
 

@@ -4,7 +4,8 @@
     caption           must name exactly the objects and claim nothing false
     answer            must be true of the image, by form of question
     transcribe        word errors against the spoken text: training voices, voices never heard, degraded copies
-    text-to-speech    word errors of Whisper tiny.en; also on reference speech and on its reconstruction
+    text-to-speech    word errors of Whisper tiny.en; also on reference speech and on its reconstruction; whether a
+                      requested voice is recognised
     unusual-inputs    AUROC of the input checks
 
 The preset of the dataset is the model's. Intervals are 95 % intervals over samples: see `triptych.eval.scores`.
@@ -12,6 +13,7 @@ The preset of the dataset is the model's. Intervals are 95 % intervals over samp
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from json import dumps
 from pathlib import Path
@@ -35,7 +37,7 @@ _MEASURES = {**exam_images.MEASURES, **exam_speech.MEASURES, **exam_unusual.MEAS
 DIRECTIONS = (*exam_images.MEASURES, *exam_speech.MEASURES)
 MEASURES = tuple(_MEASURES)
 _SPEECH = {"transcribe", "text-to-speech", "unusual-inputs"}
-_FORMAT = 1  # of the records
+_FORMAT = 2  # of the records
 
 
 @dataclass
@@ -121,7 +123,7 @@ def evaluate(
     exam = Exam(pipe, world, spoken, num_images, num_speech, split, seed, records, report)
     source = str(model) if isinstance(model, str | Path) else None
     result = ExamResult(extras={"model": source, "environment": environment(), **settings, "seconds": {}})
-    with without_input_checks(pipe):
+    with closing(records), without_input_checks(pipe):
         for name in names:
             report(f"{name}:")
             before = records.seconds
@@ -135,10 +137,10 @@ def evaluate(
                         report(f"{work} keeps the results of single samples: the same command resumes there")
                 raise
             _add(result, exam, name, before)
-    if json is not None:
-        Path(json).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(json), (dumps(result.as_json, indent=2) + "\n").encode())
-    records.remove()
+        if json is not None:
+            Path(json).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(Path(json), (dumps(result.as_json, indent=2) + "\n").encode())
+        records.remove()
     return result
 
 

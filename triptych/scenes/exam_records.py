@@ -3,7 +3,7 @@
     FOLDER/KEY/settings.json    what the records belong to; KEY is its hash
     FOLDER/KEY/PART.jsonl       one record per sample, in the order of the samples
 
-An exam with other settings, or of another model, has another KEY: records never mix.
+An exam with other settings, or of another model, has another KEY: records never mix. One process at a time uses a KEY.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.hub.pipeline import Pipeline
+from triptych.utils.locks import FolderLock
 
 Progress = Callable[[str], None]
 Record = dict[str, Any]
@@ -32,15 +33,17 @@ def model_fingerprint(pipe: Pipeline) -> str:
 
 
 class RecordStore:
-    """The records of one exam, by part. Without a folder they are only in memory."""
+    """The records of one exam, by part. Without a folder they are only in memory. `close` releases the folder."""
 
     def __init__(self, folder: Path | None = None, settings: Mapping[str, Any] | None = None):
         self.folder: Path | None = None
         self.parts: dict[str, list[Record]] = {}
+        self._lock: FolderLock | None = None
         if folder is not None:
             text = json.dumps(settings, sort_keys=True, indent=2) + "\n"
             self.folder = folder / hashlib.sha256(text.encode()).hexdigest()[:12]
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self.folder, "written", "--work")
+            self._lock.take()
             (self.folder / "settings.json").write_text(text)
 
     def of(self, part: str) -> list[Record]:
@@ -68,6 +71,10 @@ class RecordStore:
             self._path(part).unlink(missing_ok=True)
         if not any(self.folder.glob("*.jsonl")):
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _path(self, part: str) -> Path:
         assert self.folder is not None

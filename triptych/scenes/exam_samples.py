@@ -12,8 +12,7 @@ from triptych.errors import UnusualInputWarning, UserError
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes.exam_records import Progress, RecordStore
 from triptych.scenes.samples import SPLITS, scene_sample
-from triptych.scenes.speech import ALWAYS_AVAILABLE, available_voices, synthesize
-from triptych.scenes.spoken import spoken_caption
+from triptych.scenes.speech import ALWAYS_AVAILABLE, available_voices, speakable, synthesize
 from triptych.scenes.voice_degrade import degrade
 from triptych.scenes.world import FULL, WORLDS, Scene, World
 from triptych.utils.media import Audio
@@ -96,9 +95,9 @@ def spoken_sentence(index: int, split: str, world: World, voices: Voices, group:
         assert sample.audio is not None
         return SpokenSentence(sample.text, sample.audio, ALWAYS_AVAILABLE)
     rng = np.random.default_rng([5 + VOICE_GROUPS.index(group), SPLITS.index(split), index])
-    text = spoken_caption(world.sample(rng, split), rng, world)
     names = voices.held_out if group == HELD_OUT else voices.training
-    voice = names[index % len(names)]
+    first = names[index % len(names)]
+    _, text, voice = speakable(world.sample(rng, split), split, rng, names, first, world, voices.folder)
     audio = synthesize(text, rng, world, voice, voices.folder)
     return SpokenSentence(text, degrade(audio, rng) if group == DEGRADED else audio, voice)
 

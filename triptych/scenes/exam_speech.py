@@ -1,6 +1,7 @@
 """The directions of an exam with speech: transcripts of several groups of voices, and text to speech."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,16 @@ from triptych.eval.audio import normalize_transcript, transcribe, wer_score
 from triptych.eval.scores import Score, ratio_score
 from triptych.scenes.exam_records import Record, run_part
 from triptych.scenes.exam_samples import Exam, SpokenSentence, spoken_sentence
+from triptych.scenes.speech import speakable, synthesize
 from triptych.scenes.spoken import VOICE_REQUEST
 from triptych.scenes.voice_judge import comparable
+from triptych.scenes.voice_recognition import VoiceRecognizer
 from triptych.utils.media import Audio
 
 _GENERATED, _RECONSTRUCTED, _REFERENCE = "text-to-speech", "reconstructed speech", "reference speech"
 _SUFFIXES = {_GENERATED: "", _RECONSTRUCTED: " of reconstructed reference speech", _REFERENCE: " of reference speech"}
 _BARE, _REQUESTED = "bare sentences", "voices by request"
+_VOICE_CLIPS, _VOICE_STREAM = 10, 9  # clips of each voice for the classifier of voices, and their random stream
 
 
 def _named(measure: str, group: str) -> str:
@@ -76,8 +80,14 @@ def _voices(exam: Exam) -> dict[str, Any]:
 
 
 def run_text_to_speech(exam: Exam, sampling: Mapping[str, Any]) -> None:
-    """In the preset `full`, every other sentence is a request for a voice."""
+    """In the preset `full`, every other sentence is a request for a voice, and a classifier says whose voice it is."""
     audio = exam.pipe.bundle.audio
+    judges_voices = not exam.world.plain_language and len(exam.voices.training) > 1
+    recognizer = cache(lambda: fit_recognizer(exam))
+
+    def recognized(clips: Sequence[Audio]) -> list[Record]:
+        names = recognizer().recognize(clips) if judges_voices else []
+        return [{"recognized": name} for name in names] or [{} for _ in clips]
 
     def generate(batch: range) -> list[Record]:
         spoken = [_sentence(exam, i) for i in batch]
@@ -88,11 +98,13 @@ def run_text_to_speech(exam: Exam, sampling: Mapping[str, Any]) -> None:
         ]
         clips = exam.pipe.text_to_speech(prompts, seed=exam.seed + batch.start, **sampling)
         kinds = [_REQUESTED if requested else _BARE for requested in is_requested]
-        return [{**record, "kind": kind} for record, kind in zip(_heard(spoken, clips), kinds)]
+        records = zip(_heard(spoken, clips), recognized(clips), kinds)
+        return [{**heard, **voice, "kind": kind} for heard, voice, kind in records]
 
     def reconstruct(batch: range) -> list[Record]:
         spoken = [_sentence(exam, i) for i in batch]
-        return _heard(spoken, audio.decode(audio.encode([each.audio for each in spoken])))
+        clips = audio.decode(audio.encode([each.audio for each in spoken]))
+        return [{**heard, **voice} for heard, voice in zip(_heard(spoken, clips), recognized(clips))]
 
     def refer(batch: range) -> list[Record]:
         spoken = [_sentence(exam, i) for i in batch]
@@ -100,6 +112,25 @@ def run_text_to_speech(exam: Exam, sampling: Mapping[str, Any]) -> None:
 
     for part, compute in ((_GENERATED, generate), (_RECONSTRUCTED, reconstruct), (_REFERENCE, refer)):
         run_part(exam.records, part, exam.num_speech, compute, exam.progress)
+
+
+def fit_recognizer(exam: Exam) -> VoiceRecognizer:
+    """A classifier of the training voices as the model's tokenizer reproduces them, from training sentences.
+
+    Generated speech comes no closer to a voice: the accuracy on reconstructed speech is the most to be expected.
+    """
+    voices, audio = exam.voices, exam.pipe.bundle.audio
+    exam.progress(f"  fitting a classifier of {len(voices.training)} voices")
+    clips = {}
+    for number, name in enumerate(voices.training):
+        originals = []
+        for index in range(_VOICE_CLIPS):
+            rng = np.random.default_rng([_VOICE_STREAM, number, index])
+            scene = exam.world.sample(rng, "train")
+            _, text, _ = speakable(scene, "train", rng, [name], name, exam.world, voices.folder)
+            originals.append(synthesize(text, rng, exam.world, name, voices.folder))
+        clips[name] = audio.decode(audio.encode(originals))
+    return VoiceRecognizer.fit(clips)
 
 
 def _heard(spoken: Sequence[SpokenSentence], clips: Sequence[Audio]) -> list[Record]:
@@ -122,6 +153,7 @@ def score_text_to_speech(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
             chosen = [record for record in generated if record["kind"] == kind]
             if chosen:
                 scores[f"text to speech, Whisper WER, {kind}"] = _wer(exam, chosen)
+    scores |= _voice_scores(exam)
     if len(references) < exam.num_speech:
         return scores, _voices(exam)
     durations, expected = ([record["length"] for record in records] for records in (generated, references))
@@ -131,6 +163,17 @@ def score_text_to_speech(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
         "correlation": _correlation(durations, expected),
     }
     return scores, {"speech_seconds": seconds, **_voices(exam)}
+
+
+def _voice_scores(exam: Exam) -> dict[str, Score]:
+    """How often a requested voice is recognised in generated speech, and the right one in reconstructed speech."""
+    scores = {}
+    for part in (_GENERATED, _RECONSTRUCTED):
+        records = [record for record in exam.records.of(part) if record.get("kind") != _BARE and "recognized" in record]
+        if records:
+            right = [record["recognized"] == record["voice"] for record in records]
+            scores[f"text to speech, voice right{_SUFFIXES[part]}"] = ratio_score(right)
+    return scores
 
 
 def _wer(exam: Exam, records: Sequence[Record]) -> Score:

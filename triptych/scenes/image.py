@@ -10,12 +10,21 @@ from triptych.scenes.picture import Picture
 from triptych.scenes.sprites import sprite
 from triptych.scenes.world import FULL, Scene, World
 
-# Flat colours, and a horizon at the edge of a patch: gradients would give every patch of an object many versions.
+# One flat colour each, with small details: gradients would give every patch of an object many versions.
 _RGB = {
     "white": (1.0, 1.0, 1.0), "grey": (0.80, 0.81, 0.83), "cream": (0.99, 0.94, 0.80), "sky": (0.72, 0.88, 0.99),
     "grass": (0.67, 0.85, 0.50), "night": (0.19, 0.21, 0.45),
 }  # fmt: skip
-_HORIZON = 32  # pixels of sky above the grass
+_BLADES = (
+    (9, 118),
+    (22, 121),
+    (43, 116),
+    (59, 120),
+    (74, 117),
+    (91, 121),
+    (105, 116),
+    (120, 119),
+)  # x, y, of the grass
 _STARS = ((7, 5), (40, 9), (73, 4), (106, 10))  # x, y
 
 
@@ -40,7 +49,8 @@ def background(name: str, size: int = FULL.image_size) -> np.ndarray:
     pixels = np.empty((size, size, 3), dtype=np.float32)
     pixels[:] = _RGB[name]
     if name == "grass":
-        pixels[:_HORIZON] = _RGB["sky"]
+        for x, y in _BLADES:
+            pixels[y : y + 4, x : x + 2] = (0.42, 0.66, 0.30)
     if name == "night":
         for x, y in _STARS:
             pixels[y : y + 2, x : x + 2] = (0.95, 0.93, 0.75)

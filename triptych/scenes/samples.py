@@ -14,7 +14,7 @@ from triptych.scenes.image import draw
 from triptych.scenes.layout import place
 from triptych.scenes.picture import Picture
 from triptych.scenes.questions import question
-from triptych.scenes.speech import available_voices, synthesize
+from triptych.scenes.speech import available_voices, speakable, synthesize
 from triptych.scenes.spoken import TRANSCRIPT_PROMPT, VOICE_REQUEST, spoken_caption
 from triptych.scenes.styles import CAPTION_PROMPT
 from triptych.scenes.voice_degrade import degrade
@@ -78,7 +78,7 @@ def scene_sample(
         category = list(shares)[rng.choice(len(shares), p=list(shares.values()))]
     scene = world.sample(rng, split, category)
     if task == Task.AUDIO_TEXT:
-        return _spoken(scene, rng, world, voices)
+        return _spoken(scene, split, rng, world, voices)
     picture = place(scene, rng, world)
     if task == Task.TEXT:
         return SceneSample(scene, document(scene, picture, rng, world).lower(), picture)
@@ -98,12 +98,11 @@ def _image_text(scene: Scene, picture: Picture, rng: np.random.Generator, world:
     return caption(scene, rng, world)
 
 
-def _spoken(scene: Scene, rng: np.random.Generator, world: World, folder: Path | None) -> SceneSample:
-    text = spoken_caption(scene, rng, world)
+def _spoken(scene: Scene, split: str, rng: np.random.Generator, world: World, folder: Path | None) -> SceneSample:
     if world.plain_language:
+        text = spoken_caption(scene, rng, world)
         return SceneSample(scene, text, audio=synthesize(text, rng, world))
-    names = available_voices(folder)
-    voice = names[rng.integers(len(names))]
+    scene, text, voice = speakable(scene, split, rng, available_voices(folder), world=world, folder=folder)
     audio = synthesize(text, rng, world, voice, folder)
     chance = rng.random()
     if chance < TRANSCRIPT_SHARE:

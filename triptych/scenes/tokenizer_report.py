@@ -11,8 +11,7 @@ from triptych.eval.audio import dnsmos, transcribe, word_error_rate
 from triptych.eval.image import psnr
 from triptych.scenes.judge import score_images
 from triptych.scenes.samples import SPLITS, scene_sample
-from triptych.scenes.speech import available_voices, synthesize
-from triptych.scenes.spoken import spoken_caption
+from triptych.scenes.speech import available_voices, speakable, synthesize
 from triptych.scenes.world import FULL, Scene, World
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.mel_rvq import MelRVQ
@@ -83,7 +82,7 @@ def _evaluate_speech(
     clips: dict[str, list[tuple[str, Audio]]] = {}
     for place, voice in enumerate(names):
         rngs = [np.random.default_rng([SPLITS.index(split), place, index]) for index in range(number)]
-        texts = [spoken_caption(world.sample(rng, split), rng, world) for rng in rngs]
+        texts = [speakable(world.sample(rng, split), split, rng, [voice], voice, world, folder)[1] for rng in rngs]
         clips[voice] = [(text, synthesize(text, rng, world, voice, folder)) for text, rng in zip(texts, rngs)]
     results = {}
     every = [pair for pairs in clips.values() for pair in pairs]

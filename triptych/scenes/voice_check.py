@@ -1,13 +1,14 @@
 """Check the parts of a voice: Whisper transcribes sentences made of them, and parts that it mishears are replaced.
 
-Single parts are too short to be judged alone. Every part is in at least two sentences; a part counts as misheard if
-none of them has all of its words right. It is spoken again after a carrier sentence, and dropped if it is misheard
-again.
+Single parts are too short to be judged alone. A part is right if all of its words are heard in at least half of its
+sentences. One that is right the first time is settled; another one is heard up to four times. A misheard part is
+spoken again after a carrier sentence, more slowly each time, and dropped if that does not help.
 """
 
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,26 @@ import numpy as np
 from triptych.scenes import voice_judge
 from triptych.scenes.speech import join_parts
 from triptych.scenes.spoken import spoken_caption, spoken_parts
-from triptych.scenes.voice_parts import SPEED, cut, read_voice, unfinished, write_voice
-from triptych.scenes.voices import synthesize
+from triptych.scenes.voice_parts import (
+    SPEED,
+    SilentPart,
+    cut,
+    dropped_parts,
+    is_checked,
+    read_voice,
+    unfinished,
+    write_voice,
+)
+from triptych.scenes.voices import get_voice, synthesize
 from triptych.scenes.world import FULL
 from triptych.utils.media import Audio
 
 MIN_SENTENCES = 2  # with each part
+MAX_HEARINGS = 4  # of a part that is not settled
+REPAIR_SPEEDS = (SPEED, 1.15, 1.0)
+_REPORT_EVERY = 100  # sentences
 Judge = Callable[[Audio], str]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -32,71 +46,116 @@ class VoiceCheck:
     num_words: int
     num_errors: int
     misheard: tuple[str, ...]
-    """Parts without one right sentence."""
+    """Parts that were wrong in most of their sentences."""
 
     def __str__(self) -> str:
-        names = ", ".join(self.misheard) or "none"
-        return f"{self.num_errors} of {self.num_words} words wrong in {self.num_sentences} sentences; misheard: {names}"
+        return (
+            f"{self.num_errors} of {self.num_words} words wrong in {self.num_sentences} sentences, "
+            f"{len(self.misheard)} parts misheard"
+        )
 
 
-def covering_sentences(parts: list[str], seed: int = 0) -> list[list[str]]:
-    """Spoken sentences, as lists of parts, with every part in at least two; answers of one word are left out."""
+@cache
+def covering_sentences(parts: tuple[str, ...], seed: int = 0) -> tuple[tuple[str, ...], ...]:
+    """Spoken sentences, as parts, with every part in at least two; answers of one word are left out."""
     rng = np.random.default_rng(seed)
     missing = dict.fromkeys(parts, MIN_SENTENCES)
+    known = set(parts)
     sentences = []
-    for attempt in range(200 * len(parts)):
+    for attempt in range(50 * len(parts)):
         if not missing:
             break
-        sentence = spoken_parts(spoken_caption(FULL.sample(rng), rng))
+        sentence = tuple(spoken_parts(spoken_caption(FULL.sample(rng), rng)))
         wanted = 2 if attempt < 5 * len(parts) else 1  # few sentences first, then the rare parts
-        if sum(part in missing for part in sentence) >= wanted and set(sentence) <= set(parts):
+        if sum(part in missing for part in sentence) >= wanted and set(sentence) <= known:
             sentences.append(sentence)
             for part in set(sentence) & set(missing):
                 missing[part] -= 1
                 if not missing[part]:
                     del missing[part]
-    return sentences
+    return tuple(sentences)
 
 
-def check_voice(clips: dict[str, np.ndarray], parts: list[str], judge: Judge = voice_judge.transcribe) -> VoiceCheck:
-    """Transcribe sentences that cover the given parts."""
-    num_right = dict.fromkeys(parts, 0)
-    num_heard = dict.fromkeys(parts, 0)
-    num_words = num_errors = 0
-    sentences = [sentence for sentence in covering_sentences(list(clips)) if set(sentence) & set(parts)]
-    for sentence in sentences:
+def check_voice(
+    clips: dict[str, np.ndarray],
+    parts: list[str],
+    judge: Judge = voice_judge.transcribe,
+    report: Report = lambda line: None,
+) -> VoiceCheck:
+    """Transcribe sentences that cover the given parts, those with the most open questions first."""
+    num_heard, num_right = dict.fromkeys(parts, 0), dict.fromkeys(parts, 0)
+
+    def is_wrong(part: str) -> bool:
+        return 2 * num_right[part] < num_heard[part]
+
+    def is_open(part: str) -> bool:
+        return part in num_heard and (not num_heard[part] or (is_wrong(part) and num_heard[part] < MAX_HEARINGS))
+
+    num_sentences = num_words = num_errors = 0
+    remaining = list(covering_sentences(tuple(clips)))
+    while remaining:
+        open_parts = [sum(map(is_open, set(sentence))) for sentence in remaining]
+        if not max(open_parts):
+            break
+        sentence = remaining.pop(int(np.argmax(open_parts)))
         words = [voice_judge.comparable(part).split() for part in sentence]
-        heard = voice_judge.comparable(judge(join_parts([clips[part] for part in sentence]))).split()
-        expected = [word for of_part in words for word in of_part]
-        blocks = difflib.SequenceMatcher(None, expected, heard, autojunk=False).get_matching_blocks()
-        is_right = np.zeros(len(expected), bool)
-        for block in blocks:
-            is_right[block.a : block.a + block.size] = True
-        num_words += len(expected)
-        num_errors += int((~is_right).sum())
-        start = 0
-        for part, of_part in zip(sentence, words):
+        is_right = _words_heard(words, judge(join_parts([clips[part] for part in sentence])))
+        num_sentences += 1
+        num_words += sum(map(len, is_right))
+        num_errors += sum(not right for of_part in is_right for right in of_part)
+        for part, of_part in zip(sentence, is_right):
             if part in num_heard:
                 num_heard[part] += 1
-                num_right[part] += bool(is_right[start : start + len(of_part)].all())
-            start += len(of_part)
-    misheard = tuple(part for part in parts if num_heard[part] and not num_right[part])
-    return VoiceCheck(len(sentences), num_words, num_errors, misheard)
+                num_right[part] += all(of_part)
+        if num_sentences % _REPORT_EVERY == 0:
+            report(f"{num_sentences} sentences heard, {sum(map(is_open, parts))} parts open")
+    return VoiceCheck(num_sentences, num_words, num_errors, tuple(part for part in parts if is_wrong(part)))
 
 
-def repair_voice(
-    folder: Path, voice: str, report: Callable[[str], None] = print, judge: Judge = voice_judge.transcribe
-) -> VoiceCheck:
-    """Check a voice, replace what is misheard, check that again, and drop what is still misheard."""
+def _words_heard(words: list[list[str]], transcript: str) -> list[list[bool]]:
+    """Which words of each part are in a transcript, in their order."""
+    expected, heard = [word for of_part in words for word in of_part], voice_judge.comparable(transcript).split()
+    is_right = [False] * len(expected)
+    for block in difflib.SequenceMatcher(None, expected, heard, autojunk=False).get_matching_blocks():
+        is_right[block.a : block.a + block.size] = [True] * block.size
+    flags = iter(is_right)
+    return [[next(flags) for _ in of_part] for of_part in words]
+
+
+def repair_voice(folder: Path, voice: str, report: Report = print, judge: Judge = voice_judge.transcribe) -> VoiceCheck:
+    """Check a voice, replace what is misheard, check that again, and drop what is still misheard.
+
+    Nothing is written before the end: a stopped repair starts again. Returns the first check.
+    """
+
+    def named(line: str) -> None:
+        report(f"{voice}: {line}")
+
     clips = read_voice(folder, voice)
-    first = check_voice(clips, list(clips), judge)
-    report(f"{voice}: {first}")
-    if first.misheard:
-        for part in first.misheard:
-            clips[part] = cut(synthesize(unfinished(part), voice, SPEED))
-        again = check_voice(clips, list(first.misheard), judge)
-        for part in again.misheard:
-            del clips[part]
-        report(f"{voice}: {len(first.misheard) - len(again.misheard)} parts replaced, {len(again.misheard)} dropped")
-    write_voice(folder, voice, clips, is_checked=True)
+    first = check_voice(clips, list(clips), judge, named)
+    named(str(first))
+    misheard = first.misheard
+    # The voice without a style is never cut out of a longer text: at its usual speed nothing would change.
+    for speed in REPAIR_SPEEDS if get_voice(voice).style else REPAIR_SPEEDS[1:]:
+        if not misheard:
+            break
+        for part in misheard:
+            try:
+                clips[part] = cut(synthesize(unfinished(part), voice, speed))
+            except SilentPart:
+                continue  # the clip of the last attempt was misheard, too
+        before, misheard = misheard, check_voice(clips, list(misheard), judge, named).misheard
+        named(f"{len(before) - len(misheard)} of {len(before)} misheard parts replaced, at speed {speed:g}")
+    if misheard:
+        named(f"{len(misheard)} parts dropped: {', '.join(misheard)}")
+    clips = {part: clip for part, clip in clips.items() if part not in misheard}
+    dropped = (*dropped_parts(folder, voice), *misheard)
+    write_voice(folder, voice, clips, checked=True, dropped=dropped)
     return first
+
+
+def check_voices(folder: Path, names: list[str], report: Report = print, judge: Judge = voice_judge.transcribe) -> None:
+    """Check and repair the voices of a folder that were not checked."""
+    for voice in names:
+        if not is_checked(folder, voice):
+            repair_voice(folder, voice, report, judge)

@@ -1,16 +1,19 @@
 """The parts of spoken sentences in every voice: synthesized once, kept in a folder, put together to sentences.
 
     FOLDER/VOICE.flac    all parts of a voice, one after the other, at 16 kHz
-    FOLDER/VOICE.json    where each part is: {"parts": {"two red": [first sample, last sample + 1], ...}, ...}
+    FOLDER/VOICE.json    where each part is, and what the check has found (voice_check.py):
+                         {"parts": {"two red": [first sample, last sample + 1], ...}, "is_checked": true, "dropped": []}
 
 docs/decisions/0013 says why sentences are made of parts. A stopped build continues with the voices that are missing;
-parts that a voice lacks are added to it.
+parts that a voice lacks are added to it, but for those that the check has dropped.
 """
 
+import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +29,10 @@ SPEED = 1.3  # isolated phrases are spoken slowly
 _QUIET = 0.008  # root mean square over 10 ms of what is not speech (-42 dB)
 _LONGEST_PAUSE = 0.1  # seconds inside a part; what follows a longer one at its end is a click of the synthesizer
 _MARGIN = 0.02  # seconds kept around speech
+
+
+class SilentPart(UserError):
+    """A voice does not say a part."""
 
 
 def speak_part(part: str, voice: str) -> np.ndarray:
@@ -50,19 +57,24 @@ def build_parts(
     report: Callable[[str], None] = print,
     synthesizer: Callable[[str, str], np.ndarray] = speak_part,
 ) -> None:
-    """Synthesize what is missing in the folder."""
+    """Synthesize what is missing in the folder. A part that a voice does not say is dropped."""
     parts = list(parts)
     folder.mkdir(parents=True, exist_ok=True)
     for voice in voices:
-        clips = read_voice(folder, voice) if _index_path(folder, voice).exists() else {}
-        missing = [part for part in parts if part not in clips]
+        exists = _index_path(folder, voice).exists()
+        clips = read_voice(folder, voice) if exists else {}
+        dropped = dropped_parts(folder, voice) if exists else ()
+        missing = [part for part in parts if part not in clips and part not in dropped]
         if not missing:
             continue
         for number, part in enumerate(missing, 1):
-            clips[part] = synthesizer(part, voice)
+            try:
+                clips[part] = synthesizer(part, voice)
+            except SilentPart:
+                dropped = (*dropped, part)
             if number % 100 == 0:
                 report(f"{voice}: {number} of {len(missing)} parts")
-        write_voice(folder, voice, clips)
+        write_voice(folder, voice, clips, dropped=dropped)
         seconds = sum(map(len, clips.values())) / RATE
         report(f"{voice}: {len(clips)} parts, {seconds:.0f} s")
 
@@ -74,21 +86,31 @@ def cut(audio: Audio) -> np.ndarray:
     frames = samples[: len(samples) // frame * frame].reshape(-1, frame)
     loud = np.flatnonzero(np.sqrt(np.square(frames).mean(1)) > _QUIET)
     if not len(loud):
-        raise UserError("a part is silent: another voice or text is needed.")
+        raise SilentPart("a part is silent: another voice or text is needed.")
     runs = np.split(loud, np.flatnonzero(np.diff(loud) > 100 * _LONGEST_PAUSE) + 1)
     speech = max(runs, key=len)
     margin = int(_MARGIN * RATE)
     return samples[max(0, speech[0] * frame - margin) : (speech[-1] + 1) * frame + margin]
 
 
-def write_voice(folder: Path, voice: str, clips: dict[str, np.ndarray], is_checked: bool = False) -> None:
+def write_voice(
+    folder: Path, voice: str, clips: dict[str, np.ndarray], *, checked: bool = False, dropped: Iterable[str] = ()
+) -> None:
     soundfile = require("soundfile", "data", "writing speech")
     stops = np.cumsum([len(clip) for clip in clips.values()]).tolist()
     starts = [0, *stops[:-1]]
     content = io.BytesIO()
     soundfile.write(content, np.concatenate(list(clips.values())), RATE, format="FLAC", subtype="PCM_16")
-    write_atomically(folder / f"{voice}.flac", content.getvalue())
-    index = {"rate": RATE, "speed": SPEED, "is_checked": is_checked, "parts": dict(zip(clips, zip(starts, stops)))}
+    index = {
+        "rate": RATE,
+        "speed": SPEED,
+        "is_checked": checked,
+        "dropped": list(dropped),
+        "parts": dict(zip(clips, zip(starts, stops))),
+    }
+    # A kill between the two files leaves a voice without an index, which is made again, and never a wrong index.
+    _index_path(folder, voice).unlink(missing_ok=True)
+    write_atomically(folder / f"{get_voice(voice).name}.flac", content.getvalue())
     write_atomically(_index_path(folder, voice), (json.dumps(index) + "\n").encode())
 
 
@@ -96,11 +118,32 @@ def _index_path(folder: Path, voice: str) -> Path:
     return folder / f"{get_voice(voice).name}.json"
 
 
-def read_voice(folder: Path, voice: str) -> dict[str, np.ndarray]:
-    """The samples of every part of a voice."""
+def _read_index(folder: Path, voice: str) -> dict[str, Any]:
     path = _index_path(folder, voice)
     if not path.exists():
         raise UserError(f"{folder} has no voice {voice!r}; `triptych scenes voices` makes it.")
-    index = json.loads(path.read_text())
-    samples = Audio.load(folder / f"{voice}.flac").samples
+    index: dict[str, Any] = json.loads(path.read_text())
+    return index
+
+
+def fingerprint(folder: Path, names: Iterable[str]) -> str:
+    """Changes when a part of these voices is added, replaced or dropped."""
+    parts = {name: _read_index(folder, name)["parts"] for name in names}
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+def is_checked(folder: Path, voice: str) -> bool:
+    """Whether all parts of a voice were checked."""
+    return bool(_read_index(folder, voice).get("is_checked"))
+
+
+def dropped_parts(folder: Path, voice: str) -> tuple[str, ...]:
+    """Parts that a voice does not say clearly."""
+    return tuple(_read_index(folder, voice).get("dropped", ()))
+
+
+def read_voice(folder: Path, voice: str) -> dict[str, np.ndarray]:
+    """The samples of every part of a voice."""
+    index = _read_index(folder, voice)
+    samples = Audio.load(folder / f"{get_voice(voice).name}.flac").samples
     return {part: samples[start:stop] for part, (start, stop) in index["parts"].items()}

@@ -19,7 +19,8 @@ from typing import Any
 
 from triptych.errors import UserError
 from triptych.scenes.samples import SceneSample, scene_sample
-from triptych.scenes.speech import available_voices
+from triptych.scenes.speech import available_voices, has_voices
+from triptych.scenes.voice_parts import fingerprint
 from triptych.scenes.world import WORLDS, World
 from triptych.utils.files import write_atomically
 from triptych.vocab import Task
@@ -71,6 +72,8 @@ def write_scenes(
         plan: dict[str, Any] = {"preset": world.name, "samples": num_samples, "seed": seed}
         if task == Task.AUDIO_TEXT and not world.plain_language:
             plan["voices"] = list(available_voices(voices))
+            if voices is not None and has_voices(voices):
+                plan["voice_parts"] = fingerprint(voices, plan["voices"])
         _prepare_folder(folder / split, task, plan)
     missing = [file for file in files if not file.path.exists()]
     yield sum(file.stop - file.start for file in files if file not in missing)

@@ -137,6 +137,13 @@ class PromptConfig:
     examples: tuple[str, ...] = ()
     """Prompts that TensorBoard shows as image and speech at each validation."""
 
+    def __post_init__(self) -> None:
+        if self.voices and not all(part in self.voice_request for part in ("{text}", "{voice}")):
+            raise UserError(
+                "prompts.voice_request must contain {text} and {voice} if there are prompts.voices, got "
+                f"{self.voice_request!r}."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

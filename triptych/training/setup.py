@@ -23,9 +23,10 @@ from triptych.training.distributed import build_mesh, build_sharded, local, writ
 from triptych.training.guard import GuardState
 from triptych.training.logging import read_records
 from triptych.training.ranks import Ranks
-from triptych.training.state import FolderLock, Run, TrainState
+from triptych.training.state import Run, TrainState
 from triptych.training.step import build_model, build_optimizer, init_optimizer_state
 from triptych.utils.config import differences
+from triptych.utils.locks import FolderLock
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def open_run(
 
     With `force`, a run resumes although its configuration or data have changed.
     """
-    lock = FolderLock(folder)
+    lock = FolderLock(folder, "trained")
     ranks.run_on_rank0(lock.take)
     try:
         newest, messages = ranks.run_on_rank0(lambda: _newest(folder))

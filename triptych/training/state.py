@@ -1,16 +1,13 @@
 """The state of a run: what training changes, what a checkpoint holds of it, and the lock on the run's folder."""
 
-import contextlib
-import os
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from triptych.data.loader import Loader
-from triptych.errors import CheckpointError, UserError
+from triptych.errors import CheckpointError
 from triptych.model.transformer import Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training import checkpoint as ckpt
@@ -18,7 +15,6 @@ from triptych.training.config import RunConfig, weight_differences
 from triptych.training.guard import GuardState
 from triptych.training.ranks import Ranks
 from triptych.utils.config import differences, fill_in, to_json
-from triptych.utils.locks import AlreadyLocked, hold_lock
 
 
 @dataclass
@@ -120,33 +116,3 @@ class Run:
     @property
     def _fingerprints(self) -> dict[str, Any]:
         return {"vocabulary": self.bundle.vocabulary.fingerprint, "tokenizers": self.bundle.fingerprints}
-
-
-class FolderLock:
-    """Lets one run at a time write to a folder."""
-
-    def __init__(self, folder: Path):
-        self.path = folder / "lock"
-        self._file: IO[str] | None = None
-        self._is_new = not folder.exists()
-
-    def take(self) -> None:
-        folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._file = hold_lock(self.path, f"process {os.getpid()} on {socket.gethostname()}")
-        except AlreadyLocked as error:
-            owner = error.owner or "another process"
-            raise UserError(f"{folder} is being trained by {owner}: stop that run, or choose another --out.") from None
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be locked ({error.strerror}). Choose another --out.") from error
-
-    def release(self, *, undo: bool = False) -> None:
-        """Release the lock; with `undo`, also remove the lock file and the folder if `take` created the folder."""
-        if self._file is None:
-            return
-        if undo and self._is_new:
-            self.path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self.path.parent.rmdir()
-        self._file.close()
