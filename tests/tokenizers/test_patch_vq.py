@@ -68,6 +68,19 @@ def test_codes_do_not_depend_on_the_other_images_of_a_batch(tokenizer: PatchVQ) 
     assert (tokenizer.encode(images[:1])[0] == tokenizer.encode(images)[0]).all()
 
 
+def test_codes_are_the_nearest_also_when_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(256, size=(32, 32, 3), dtype=np.uint8)) for _ in range(5)]
+    tokenizer = PatchVQ.untrained(CONFIG)
+    squares = squared_length(tokenizer.codebook_KL)
+    layers = separate(to_patches(torch.from_numpy(to_pixels(images)), 8))
+    expected = [nearest_code(each, tokenizer.codebook_KL, squares).tolist() for each in layers]
+    monkeypatch.setattr("triptych.tokenizers.patch_vq._MAX_REMEMBERED", 40)  # of 80 patches
+    for order in (images, images, images[::-1]):
+        codes = [row.tolist() for row in tokenizer.encode(order)]
+        assert (codes if order is images else codes[::-1]) == expected
+
+
 def test_patches_and_images_are_inverse() -> None:
     pixels = torch.randn(2, 3, 32, 32)
     assert torch.equal(to_images(to_patches(pixels, 8), 8), pixels)

@@ -4,11 +4,12 @@ import re
 from collections.abc import Collection, Sequence
 
 from triptych.errors import UserError, nearest
+from triptych.utils.english import number_words
 
 _WORD = re.compile(r"[^\W_]+(?:['’\-‐‑][^\W_]+)*")  # letters and digits, joined by apostrophes and hyphens
 _JOINT = re.compile(r"['’\-‐‑]")
 _PUNCTUATION = set(" \t\n.,;:!?'\"()[]{}-_‐‑–—…‘’“”/&*#@%+=<>|\\~^`$")
-_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_MAX_DIGITS = 5  # of a number that has a name
 _MOST_NAMED = 20  # unknown words in one message; a pasted page has hundreds
 
 
@@ -31,8 +32,8 @@ def unknown_words(text: str, known: Collection[str]) -> list[str]:
 
 def nearest_words(word: str, known: Sequence[str]) -> list[str]:
     """Known words that an unknown one may stand for: a number's name, a listed part, or similar spelling."""
-    if word.isascii() and word.isdigit() and int(word) < len(_NUMBERS) and _NUMBERS[int(word)] in known:
-        return [_NUMBERS[int(word)]]
+    if word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS and number_words(int(word)) in known:
+        return [number_words(int(word))]
     parts = [part for part in _JOINT.split(word) if part in known and part != word]
     return nearest(word, known, 2) or parts
 

@@ -36,7 +36,7 @@ TEXT_SAMPLES = 40_000
 TEXT_VOCABULARY = 2_048  # an upper bound: merging stops when every word of the dataset is one token
 IMAGE_CODES = PatchVQConfig(resolution=128, patch=16, codes=8192)
 CODE_IMAGES = 12_000
-SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_DECODER_STEPS = 4_000, 2, 4_000
+SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_CODES, SPEECH_DECODER_STEPS = 4_000, 2, 2_048, 4_000
 DEGRADED_SHARE = 0.15  # of the clips: the codes of noise are to be noise, not speech
 
 
@@ -84,7 +84,7 @@ def fit_audio(report: Report, voices: Path | None = None) -> MelRVQ:
         clips.append(degrade(clip, rng) if rng.random() < DEGRADED_SHARE else clip)
         if (number + 1) % 1000 == 0:
             report(f"{number + 1} of {SPEECH_CLIPS} sentences spoken, {len(names)} voices")
-    return fit_mel_rvq(clips, SPEECH_CODEBOOKS, decoder_steps=SPEECH_DECODER_STEPS, report=report)
+    return fit_mel_rvq(clips, SPEECH_CODEBOOKS, SPEECH_CODES, decoder_steps=SPEECH_DECODER_STEPS, report=report)
 
 
 FIT_FUNCTIONS: dict[str, Callable[[Report, Path | None], Any]] = {

@@ -30,8 +30,8 @@ _QUESTIONS_OF_ONE = (
     *(f"what is {relation} the A?" for relation in _ASKED_RELATIONS if not relation.endswith("than")),
 )  # fmt: skip
 _QUESTIONS_OF_TWO = (
-    *(f"{{is}} the A {relation} the B?" for relation in _ASKED_RELATIONS), "which is bigger, the A or the B?",
-    "which is smaller, the A or the B?", "what is between the A and the B?", "are there more As than Bs?",
+    *(f"{{is}} the A {relation} the B?" for relation in _ASKED_RELATIONS), "what is between the A and the B?",
+    "are there more As than Bs?",
 )  # fmt: skip
 _TOO_BIG = {("big", number) for number in ("four", "five", "six")}  # there is no room for so many
 _ANSWERS = ("yes", "no", "one", "two")

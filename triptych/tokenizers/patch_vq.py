@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import final
 
@@ -27,6 +28,8 @@ from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, t
 from triptych.vocab import Modality
 
 _CODEBOOK = "codebook.png"
+_BLOCK = 16  # patches of one matrix product
+_MAX_REMEMBERED = 2**17  # patches
 _CHROMA = 2.0  # distances are measured with colours enlarged: the same shape in two colours is two things
 
 # B images, G rows and columns of patches, N = G * G patches, P pixels along a patch, L = 4 P P layers, K codes
@@ -55,8 +58,8 @@ class PatchVQConfig:
 class PatchVQ:
     """An image of `resolution` x `resolution` pixels <-> one code per patch, row by row.
 
-    Images of another size are first fitted into a white square. Every matrix product has one image, because products
-    round differently for another batch shape: the ids of an image never depend on the rest of the batch.
+    Images of another size are first fitted into a white square. All matrix products have the same shape, because others
+    round differently: the ids of an image never depend on the rest of the batch.
     """
 
     kind = "patch-vq"
@@ -68,6 +71,7 @@ class PatchVQ:
         codes = torch.from_numpy(codes_KL.astype(np.float32)).unflatten(1, (4, -1)) / 255
         self.codebook_KL = torch.cat([2 * codes[:, :3] - 1, codes[:, 3:]], 1).flatten(1)
         self._squares_K = squared_length(self.codebook_KL)
+        self._remembered: dict[bytes, int] = {}
 
     @classmethod
     def untrained(cls, config: PatchVQConfig, seed: int = 0) -> "PatchVQ":
@@ -123,10 +127,22 @@ class PatchVQ:
         for image in items:
             pixels = torch.from_numpy(to_pixels([resize_with_white_padding(image, self.resolution)]))
             layers_NL = separate(to_patches(pixels.to(self.codebook_KL.device), self.config.patch))[0]
-            different, where = layers_NL.unique(dim=0, return_inverse=True)  # the background repeats
-            codes_N = nearest_code(different, self.codebook_KL, self._squares_K)[where]
-            ids.append(codes_N.cpu().numpy().astype(np.int32))
+            ids.append(np.array(self._codes(layers_NL), np.int32))
         return ids
+
+    def _codes(self, layers_NL: Tensor) -> list[int]:
+        """The nearest codes. Patches repeat, within an image and between images, so their codes are remembered."""
+        keys = [blake2b(row.tobytes(), digest_size=16).digest() for row in layers_NL.cpu().numpy()]
+        new = list({key: row for row, key in enumerate(keys) if key not in self._remembered}.items())
+        if len(self._remembered) + len(new) > _MAX_REMEMBERED:
+            self._remembered.clear()
+            new = list({key: row for row, key in enumerate(keys)}.items())
+        for start in range(0, len(new), _BLOCK):
+            names, rows = zip(*new[start : start + _BLOCK])
+            block = layers_NL.new_zeros(_BLOCK, layers_NL.shape[1])
+            block[: len(rows)] = layers_NL[list(rows)]
+            self._remembered |= zip(names, nearest_code(block, self.codebook_KL, self._squares_K).tolist())
+        return [self._remembered[key] for key in keys]
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[Image.Image]:
         images: list[Image.Image] = []
