@@ -74,6 +74,20 @@ def test_normalizing_twice_changes_nothing():
     assert normalize_transcript(once) == once
 
 
+@pytest.mark.parametrize("text", ["'It's a cat'", "‘It’s a cat.’", "it's 'a' cat''", "It‘s a cat"])
+def test_quotes_are_no_part_of_a_contraction(text):
+    once = normalize_transcript(text)
+    assert once == "it is a cat"
+    assert normalize_transcript(once) == once
+
+
+def test_numbers_of_any_length_are_read():
+    many = "9" * 5000  # int() refuses them
+    assert normalize_transcript(f"{many} cats") == f"{many} cats"
+    assert normalize_transcript("0" * 5000 + "21 cats") == "twenty one cats"
+    assert normalize_transcript("000 '3' 1000000") == "zero three 1000000"
+
+
 def test_whisper_and_dnsmos_distinguish_speech_from_noise():
     pytest.importorskip("faster_whisper", reason="the eval extra, with Whisper, is not installed")
     from triptych.scenes.speech import synthesize

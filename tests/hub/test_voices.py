@@ -1,7 +1,9 @@
 """Models that speak in voices by request, and whose transcripts start with a prompt, as the recipe `scenes_full`."""
 
 import json
+import re
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,7 +175,9 @@ def test_a_transcript_of_given_length_and_steps_of_it(pipe, tone, monkeypatch):
     monkeypatch.setattr(pipe.bundle.text, "decode", lambda ids: ["someone says two cats"] * len(ids))
     assert pipe.transcribe(tone, **QUICK) == "two cats"
     assert pipe.transcribe((tone, tone), **QUICK) == ["two cats", "two cats"]
-    assert make(PLAIN).transcribe(tone, **QUICK) != "someone says two cats"
+    plain = make(PLAIN)
+    monkeypatch.setattr(plain.bundle.text, "decode", lambda ids: ["someone says two cats"] * len(ids))
+    assert plain.transcribe(tone, **QUICK) == "someone says two cats"  # to a model without the prompt it is text
 
 
 def test_what_was_heard_is_drawn_without_the_prompt(pipe, tone, texts):
@@ -274,3 +278,20 @@ def test_a_model_without_voices_on_the_command_line(tmp_path, capsys):
     assert capsys.readouterr().out == "no choice: this model has no voices by name\n"
     assert main(["info", model]) == 0
     assert "--voice" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"voices": "emma"}, "voices of a model must be a list"),
+        ({"voices": [1, 2]}, "voices of a model must be texts"),
+        ({"voices": ["emma", "Emma"]}, "different names"),
+        ({"voice_request": "say {text}"}, "must contain {text} and {voice}"),
+        ({"words": ["a", "cat", "say"]}, "missing: as, emma"),
+    ],
+)
+def test_saved_voices_that_cannot_be_asked_for_are_refused(change: dict[str, Any], message: str) -> None:
+    saved = {"seq_len": 64, "text_slot": None, "audio_slot": None}
+    saved |= {"voices": ["emma"], "voice_request": "say {text} as {voice}", **change}
+    with pytest.raises(UserError, match=re.escape(message)):
+        Limits.from_json(saved)

@@ -15,6 +15,7 @@ from triptych.cli.evaluate import EXAM_MEASURES
 from triptych.cli.main import main
 from triptych.errors import UserError
 from triptych.hub import directions
+from triptych.hub.format import Limits
 from triptych.scenes import exam, exam_images, exam_records, exam_speech, exam_unusual
 from triptych.scenes.answers import seen_groups, truth
 from triptych.scenes.captions import caption, plain_caption
@@ -27,7 +28,7 @@ from triptych.scenes.layout import place
 from triptych.scenes.picture import holds
 from triptych.scenes.question_forms import forms, read_question
 from triptych.scenes.spoken import all_spoken_parts
-from triptych.scenes.voice_parts import build_parts
+from triptych.scenes.voice_parts import build_parts, fingerprint, write_voice
 from triptych.scenes.world import FULL, SMALL, ObjectGroup, Scene
 from triptych.utils.media import Audio
 
@@ -50,6 +51,8 @@ class Perfect:
         image = SimpleNamespace(encode=list, decode=list, resolution=world.image_size)
         audio = SimpleNamespace(encode=list, decode=list)
         self.bundle = SimpleNamespace(image=image, audio=audio, fingerprints={})
+        self.limits = Limits(seq_len=8, text_slot=4, audio_slot=4)
+        self.preset, self.voices, self.requests = "paper", VOICES, []
 
     def noted(self, direction, items, seed):
         self.calls.append((direction, seed, len(items)))
@@ -91,13 +94,11 @@ class Perfect:
         self.noted("transcribe", clips, seed)
         return [text_of(clip) for clip in clips]
 
-    def text_to_speech(self, texts, seed):
+    def text_to_speech(self, texts, voice, seed):
         self.noted("text-to-speech", texts, seed)
-        requests = [text.removeprefix("say ").rpartition(" as ") for text in texts]
-        return [
-            clip_of(bare, voice) if text.startswith("say ") else clip_of(text)
-            for text, (bare, _, voice) in zip(texts, requests)
-        ]
+        assert all(name is None or name in self.voices for name in voice)
+        self.requests += voice
+        return [clip_of(text, name or "heart") for text, name in zip(texts, voice, strict=True)]
 
 
 class Wrong(Perfect):
@@ -115,7 +116,7 @@ class Wrong(Perfect):
     def transcribe(self, clips, seed):
         return [""] * len(clips)
 
-    def text_to_speech(self, texts, seed):
+    def text_to_speech(self, texts, voice, seed):
         return [Audio(np.full(16_000, VOICES.index("sarah"), np.float32), 16_000) for _ in texts]
 
 
@@ -185,7 +186,7 @@ def voices(tmp_path):
     folder = tmp_path / "voices"
     folder.mkdir()
     for name in ("emma", "heart", "sarah"):
-        (folder / f"{name}.json").write_text("{}")
+        write_voice(folder, name, {"yes": np.full(800, 0.1, np.float32)})
     return folder
 
 
@@ -254,14 +255,14 @@ def test_speech_is_scored_by_group_of_voices(voices, without_packages):
 class OneVoice(Perfect):
     """Says everything right, in one voice."""
 
-    def text_to_speech(self, texts, seed):
-        return [clip_of(text_of(clip)) for clip in super().text_to_speech(texts, seed)]
+    def text_to_speech(self, texts, voice, seed):
+        return [clip_of(text) for text in texts]
 
 
 def test_a_requested_voice_must_be_recognised(voices, without_packages):
-    """Two voices take turns and every other sentence is a request, so all requests are for emma."""
+    """Every other sentence is a request. OneVoice speaks as heart, which half of them ask for."""
     options = {"directions": ["text-to-speech"], "num_speech": 8, "voices": voices}
-    for pipe, right in ((Perfect(FULL), 1.0), (OneVoice(FULL), 0.0)):
+    for pipe, right in ((Perfect(FULL), 1.0), (OneVoice(FULL), 0.5)):
         result, _ = evaluated(pipe, **options)
         assert result.scores["text to speech, Whisper WER, voices by request"].value == 0
         generated = result.scores["text to speech, voice right"]
@@ -269,6 +270,23 @@ def test_a_requested_voice_must_be_recognised(voices, without_packages):
         assert result.scores["text to speech, voice right of reconstructed reference speech"].n == 8
     small, _ = evaluated(Perfect(SMALL), **options)
     assert not any("voice right" in name for name in small.scores)
+
+
+def test_every_voice_that_model_and_folder_have_is_requested(voices, without_packages):
+    """The folder has an even number of training voices; by index alone, only every other one would be requested."""
+    options = {"directions": ["text-to-speech"], "num_speech": 8, "voices": voices}
+    for known, requested in ((VOICES, ["heart", "emma"] * 2), (("emma", "robin"), ["emma"] * 4)):
+        pipe = Perfect(FULL)
+        pipe.voices = known
+        result, _ = evaluated(pipe, **options)
+        assert pipe.requests == [each for name in requested for each in (None, name)]
+        assert result.scores["text to speech, Whisper WER, voices by request"].n == 4
+    for pipe in (Perfect(FULL), Perfect(SMALL)):
+        pipe.voices = () if pipe.world is FULL else VOICES
+        result, _ = evaluated(pipe, **options)
+        assert pipe.requests == [None] * 8
+        assert not any("by request" in score for score in result.scores)
+        assert "text to speech, voice right" not in result.scores
 
 
 def test_the_classifier_is_fitted_to_what_the_tokenizer_makes_of_the_voices(tmp_path, without_packages):
@@ -522,6 +540,31 @@ def test_records_of_other_settings_and_models_are_not_used(tmp_path, monkeypatch
     settings = json.loads((kept / "settings.json").read_text())
     assert (settings["world"], settings["num_images"], settings["seed"]) == ("small", 6, 0)
     assert len((kept / "caption.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("change", ["limits", "preset", "voice"])
+def test_records_of_other_limits_presets_or_voices_are_not_used(change, tmp_path, voices, without_packages):
+    """A voice whose part is replaced by another one of equal length is another voice."""
+    options = {"num_speech": 4, "directions": ["transcribe"], "voices": voices, "work": tmp_path / "work"}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Stopped(FULL, "transcribe", 2), **options)
+    before = fingerprint(voices, ["emma"])
+    pipe = Perfect(FULL)
+    if change == "limits":
+        pipe.limits = Limits(seq_len=8, text_slot=4, audio_slot=4, transcript_prompt="someone says")
+    elif change == "preset":
+        pipe.preset = "fast"
+    else:
+        write_voice(voices, "emma", {"yes": np.full(800, 0.2, np.float32)})
+        assert fingerprint(voices, ["emma"]) != before
+    lines = []
+    evaluate(pipe, progress=lines.append, **options)
+    assert not any("kept" in line for line in lines)
+    if change == "voice":
+        write_voice(voices, "emma", {"yes": np.full(800, 0.1, np.float32)})
+        assert fingerprint(voices, ["emma"]) == before
+    evaluate(Perfect(FULL), progress=lines.append, **options)
+    assert any("kept" in line for line in lines)
 
 
 def test_two_evaluations_at_once_cannot_share_their_records(tmp_path):

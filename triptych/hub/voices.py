@@ -4,6 +4,7 @@ from typing import Any
 
 from triptych.errors import UserError, nearest
 from triptych.hub.format import Limits
+from triptych.utils.voice_request import ask
 
 
 def voice_named(name: Any, limits: Limits) -> str:
@@ -24,5 +25,4 @@ def voice_named(name: Any, limits: Limits) -> str:
 
 def ask_for_voice(text: str, voice: Any, limits: Limits) -> str:
     """The text that has `text` spoken by a voice, as in training."""
-    name = voice_named(voice, limits)
-    return limits.voice_request.replace("{voice}", name).replace("{text}", text)
+    return ask(limits.voice_request, text, voice_named(voice, limits))

@@ -36,7 +36,7 @@ from triptych.vocab import Modality
 _SEED = 7
 _GREY = (190, 190, 190)
 _DRAWN = {"full": ("counting", "position", "colour attribution", "background")}  # categories of the first images
-_REQUESTED_VOICES = ("emma", "michael")
+_REQUESTED_VOICES = ("emma", "michael")  # preferred, if the model has them
 
 
 def run_demo(
@@ -59,7 +59,7 @@ def run_demo(
         ("Infilling", lambda: _infilling(pipe, world, console)),
         ("Speech to image", lambda: _speech_to_image(pipe, world, console)),
     ]
-    if not world.plain_language:
+    if pipe.voices:
         parts.insert(3, ("A voice by request", lambda: _voice_by_request(pipe, world, console)))
     if pipe.input_checks is not None and "image" in pipe.input_checks.distributions:
         parts.append(("An unusual input", lambda: _unusual_input(pipe, console)))
@@ -215,11 +215,12 @@ def _spoken(number: int, world: World) -> tuple[Scene, str, np.random.Generator]
 def _voice_by_request(pipe: Pipeline, world: World, console: Console) -> str:
     _, text, _ = _spoken(21, world)
     figures = []
-    for voice in _REQUESTED_VOICES:
+    preferred = [voice for voice in _REQUESTED_VOICES if voice in pipe.voices]
+    for voice in preferred or pipe.voices[:2]:
         speech = pipe.text_to_speech(text, voice=voice, seed=_SEED)
         console.print(f"  {speech.seconds:.1f} s of speech, {voice}: {text}")
         figures.append(page.figure(page.audio(speech), f"{page.quote(text)}, {voice}"))
-    return page.paragraph("The same sentence in two voices:") + page.row(*figures)
+    return page.paragraph("The same sentence, in voices by request:") + page.row(*figures)
 
 
 def _speech_to_image(pipe: Pipeline, world: World, console: Console) -> str:

@@ -11,7 +11,6 @@
 The preset of the dataset is the model's. Intervals are 95 % intervals over samples: see `triptych.eval.scores`.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from triptych.scenes.exam_images import MIN_IMAGES_FOR_KID
 from triptych.scenes.exam_records import Progress, RecordStore, model_fingerprint
 from triptych.scenes.exam_samples import Exam, Voices, without_input_checks, world_of
 from triptych.scenes.samples import SPLITS
+from triptych.scenes.voice_parts import fingerprint, is_stored
 from triptych.scenes.world import World
 from triptych.training.logging import environment
 from triptych.utils.files import write_atomically
@@ -37,7 +37,7 @@ _MEASURES = {**exam_images.MEASURES, **exam_speech.MEASURES, **exam_unusual.MEAS
 DIRECTIONS = (*exam_images.MEASURES, *exam_speech.MEASURES)
 MEASURES = tuple(_MEASURES)
 _SPEECH = {"transcribe", "text-to-speech", "unusual-inputs"}
-_FORMAT = 2  # of the records
+_FORMAT = 3  # of the records
 
 
 @dataclass
@@ -155,18 +155,17 @@ def _add(result: ExamResult, exam: Exam, name: str, seconds_before: float) -> No
 def _identity(pipe: Pipeline, world: World, voices: Voices) -> dict[str, Any]:
     """What else the results of single samples depend on."""
     weights = next(pipe.model.parameters())
-    files = {}
+    parts = {}
     if voices.folder is not None and not world.plain_language:
         for name in (*voices.training, *voices.held_out):
-            path = voices.folder / f"{name}.json"
-            files[name] = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+            parts[name] = fingerprint(voices.folder, [name]) if is_stored(voices.folder, name) else None
     return {
         "format": _FORMAT,
         "triptych": triptych.__version__,
         "model": model_fingerprint(pipe),
         "device": weights.device.type,
         "dtype": str(weights.dtype),
-        "voices": files,
+        "voices": parts,
     }
 
 

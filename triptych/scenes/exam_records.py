@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ _LINE_SECONDS = 5.0  # between two lines of progress
 
 
 def model_fingerprint(pipe: Pipeline) -> str:
-    """SHA-256 of the weights and the tokenizers of a model."""
-    digest = hashlib.sha256(json.dumps(pipe.bundle.fingerprints, sort_keys=True).encode())
+    """SHA-256 of what the results of a model depend on: weights, tokenizers, limits, and its sampling preset."""
+    settings = [pipe.bundle.fingerprints, asdict(pipe.limits), pipe.preset]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(pipe.model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())

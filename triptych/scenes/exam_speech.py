@@ -1,6 +1,7 @@
 """The directions of an exam with speech: transcripts of several groups of voices, and text to speech."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,6 @@ from triptych.eval.scores import Score, ratio_score
 from triptych.scenes.exam_records import Record, run_part
 from triptych.scenes.exam_samples import Exam, SpokenSentence, spoken_sentence
 from triptych.scenes.speech import speakable, synthesize
-from triptych.scenes.spoken import VOICE_REQUEST
 from triptych.scenes.voice_judge import comparable
 from triptych.scenes.voice_recognition import VoiceRecognizer
 from triptych.utils.media import Audio
@@ -80,7 +80,7 @@ def _voices(exam: Exam) -> dict[str, Any]:
 
 
 def run_text_to_speech(exam: Exam, sampling: Mapping[str, Any]) -> None:
-    """In the preset `full`, every other sentence is a request for a voice, and a classifier says whose voice it is."""
+    """Every other sentence is a request for a voice, if there are any, and a classifier says whose voice it is."""
     audio = exam.pipe.bundle.audio
     judges_voices = not exam.world.plain_language and len(exam.voices.training) > 1
     recognizer = cache(lambda: fit_recognizer(exam))
@@ -90,28 +90,45 @@ def run_text_to_speech(exam: Exam, sampling: Mapping[str, Any]) -> None:
         return [{"recognized": name} for name in names] or [{} for _ in clips]
 
     def generate(batch: range) -> list[Record]:
-        spoken = [_sentence(exam, i) for i in batch]
-        is_requested = [not exam.world.plain_language and i % 2 == 1 for i in batch]
-        prompts = [
-            VOICE_REQUEST.format(text=each.text, voice=each.voice) if requested else each.text
-            for each, requested in zip(spoken, is_requested)
-        ]
-        clips = exam.pipe.text_to_speech(prompts, seed=exam.seed + batch.start, **sampling)
+        spoken = [_sentence_to_say(exam, i) for i in batch]
+        is_requested = [_is_request(exam, i) for i in batch]
+        voices = [each.voice if requested else None for each, requested in zip(spoken, is_requested)]
+        texts = [each.text for each in spoken]
+        clips = exam.pipe.text_to_speech(texts, voice=voices, seed=exam.seed + batch.start, **sampling)
         kinds = [_REQUESTED if requested else _BARE for requested in is_requested]
         records = zip(_heard(spoken, clips), recognized(clips), kinds)
         return [{**heard, **voice, "kind": kind} for heard, voice, kind in records]
 
     def reconstruct(batch: range) -> list[Record]:
-        spoken = [_sentence(exam, i) for i in batch]
+        spoken = [_sentence_to_say(exam, i) for i in batch]
         clips = audio.decode(audio.encode([each.audio for each in spoken]))
         return [{**heard, **voice} for heard, voice in zip(_heard(spoken, clips), recognized(clips))]
 
     def refer(batch: range) -> list[Record]:
-        spoken = [_sentence(exam, i) for i in batch]
+        spoken = [_sentence_to_say(exam, i) for i in batch]
         return _heard(spoken, [each.audio for each in spoken])
 
     for part, compute in ((_GENERATED, generate), (_RECONSTRUCTED, reconstruct), (_REFERENCE, refer)):
         run_part(exam.records, part, exam.num_speech, compute, exam.progress)
+
+
+def _requestable(exam: Exam) -> tuple[str, ...]:
+    """Training voices that the model takes requests for."""
+    if exam.world.plain_language:
+        return ()
+    known = {name.lower() for name in exam.pipe.voices}
+    return tuple(name for name in exam.voices.training if name in known)
+
+
+def _is_request(exam: Exam, index: int) -> bool:
+    return index % 2 == 1 and bool(_requestable(exam))
+
+
+def _sentence_to_say(exam: Exam, index: int) -> SpokenSentence:
+    """A bare sentence and a request in turn; voices take turns in both."""
+    names = _requestable(exam) if _is_request(exam, index) else exam.voices.training
+    voices = replace(exam.voices, training=(names[index // 2 % len(names)],))
+    return spoken_sentence(index, exam.split, exam.world, voices)
 
 
 def fit_recognizer(exam: Exam) -> VoiceRecognizer:

@@ -14,7 +14,7 @@ import numpy as np
 from triptych.errors import UserError
 from triptych.scenes import voices
 from triptych.scenes.spoken import spoken_caption, spoken_parts
-from triptych.scenes.voice_parts import RATE, dropped_parts, read_voice, speak_part, unfinished
+from triptych.scenes.voice_parts import RATE, dropped_parts, is_stored, read_voice, speak_part, unfinished
 from triptych.scenes.voices import HELD_OUT_VOICES, TRAINING_VOICES, get_voice
 from triptych.scenes.world import FULL, Scene, World
 from triptych.utils.media import Audio
@@ -94,7 +94,7 @@ def join_parts(parts: Sequence[np.ndarray], num_silent: int = 0, rate: int = RAT
 
 
 def _is_stored(folder: Path | None, voice: str) -> bool:
-    return folder is not None and (folder / f"{get_voice(voice).name}.json").exists()
+    return folder is not None and is_stored(folder, voice)
 
 
 def _part(part: str, voice: str, folder: Path | None) -> np.ndarray:

@@ -1,12 +1,14 @@
 """Check the parts of a voice: Whisper transcribes sentences made of them, and parts that it mishears are replaced.
 
-Single parts are too short to be judged alone. A part is right if all of its words are heard in at least half of its
-sentences. One that is right the first time is settled; another one is heard up to four times. A misheard part is
-spoken again after a carrier sentence, more slowly each time, and dropped if that does not help.
+Single parts are too short to be judged alone. Every part is in at least four sentences: captions and questions, or a
+list of parts for those that are in none ("one yes two no"). A part is right if all of its words are heard in at least
+half of the sentences that were heard. One that is right the first time is settled; another one is heard up to four
+times. A misheard part is spoken again after a carrier sentence, more slowly each time, and dropped if that does not
+help.
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +23,9 @@ from triptych.scenes.voice_parts import (
     SilentPart,
     cut,
     dropped_parts,
+    held_voice,
     is_checked,
+    is_stored,
     read_voice,
     unfinished,
     write_voice,
@@ -30,8 +34,8 @@ from triptych.scenes.voices import get_voice, synthesize
 from triptych.scenes.world import FULL
 from triptych.utils.media import Audio
 
-MIN_SENTENCES = 2  # with each part
-MAX_HEARINGS = 4  # of a part that is not settled
+MAX_HEARINGS = 4  # of a part that is not settled; so many sentences are made with each part
+_LIST_LENGTH = 4  # parts that are in no caption or question
 REPAIR_SPEEDS = (SPEED, 1.15, 1.0)
 _REPORT_EVERY = 100  # sentences
 Judge = Callable[[Audio], str]
@@ -50,16 +54,16 @@ class VoiceCheck:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_errors} of {self.num_words} words wrong in {self.num_sentences} sentences, "
+            f"{self.num_errors} word errors in {self.num_words} words of {self.num_sentences} sentences, "
             f"{len(self.misheard)} parts misheard"
         )
 
 
 @cache
 def covering_sentences(parts: tuple[str, ...], seed: int = 0) -> tuple[tuple[str, ...], ...]:
-    """Spoken sentences, as parts, with every part in at least two; answers of one word are left out."""
+    """Spoken sentences and lists, as parts, with every part in at least `MAX_HEARINGS`."""
     rng = np.random.default_rng(seed)
-    missing = dict.fromkeys(parts, MIN_SENTENCES)
+    missing = dict.fromkeys(parts, MAX_HEARINGS)
     known = set(parts)
     sentences = []
     for attempt in range(50 * len(parts)):
@@ -73,7 +77,22 @@ def covering_sentences(parts: tuple[str, ...], seed: int = 0) -> tuple[tuple[str
                 missing[part] -= 1
                 if not missing[part]:
                     del missing[part]
-    return tuple(sentences)
+    return (*sentences, *_lists(missing, parts, rng))
+
+
+def _lists(missing: dict[str, int], parts: tuple[str, ...], rng: np.random.Generator) -> list[tuple[str, ...]]:
+    """Lists with each part so many times; others fill up a list that is too short to be judged."""
+    lists = []
+    for number in range(max(missing.values(), default=0)):
+        wanted = [part for part, count in missing.items() if count > number]
+        wanted = [wanted[i] for i in rng.permutation(len(wanted))]
+        for start in range(0, len(wanted), _LIST_LENGTH):
+            chosen = wanted[start : start + _LIST_LENGTH]
+            others = [part for part in parts if part not in chosen]
+            for i in rng.permutation(len(others))[: _LIST_LENGTH - len(chosen)]:
+                chosen.insert(int(rng.integers(len(chosen) + 1)), others[i])
+            lists.append(tuple(chosen))
+    return lists
 
 
 def check_voice(
@@ -98,34 +117,34 @@ def check_voice(
         if not max(open_parts):
             break
         sentence = remaining.pop(int(np.argmax(open_parts)))
-        words = [voice_judge.comparable(part).split() for part in sentence]
-        is_right = _words_heard(words, judge(join_parts([clips[part] for part in sentence])))
+        transcript = judge(join_parts([clips[part] for part in sentence]))
         num_sentences += 1
-        num_words += sum(map(len, is_right))
-        num_errors += sum(not right for of_part in is_right for right in of_part)
-        for part, of_part in zip(sentence, is_right):
+        num_words += len(voice_judge.comparable(" ".join(sentence)).split())
+        num_errors += voice_judge.count_errors(" ".join(sentence), transcript)
+        for part, is_right in zip(sentence, _parts_heard(sentence, transcript)):
             if part in num_heard:
                 num_heard[part] += 1
-                num_right[part] += all(of_part)
+                num_right[part] += is_right
         if num_sentences % _REPORT_EVERY == 0:
             report(f"{num_sentences} sentences heard, {sum(map(is_open, parts))} parts open")
     return VoiceCheck(num_sentences, num_words, num_errors, tuple(part for part in parts if is_wrong(part)))
 
 
-def _words_heard(words: list[list[str]], transcript: str) -> list[list[bool]]:
-    """Which words of each part are in a transcript, in their order."""
-    expected, heard = [word for of_part in words for word in of_part], voice_judge.comparable(transcript).split()
+def _parts_heard(sentence: Sequence[str], transcript: str) -> list[bool]:
+    """Whether all words of each part are in a transcript, in their order."""
+    expected, heard = voice_judge.comparable_words(" ".join(sentence), transcript)
     is_right = [False] * len(expected)
     for block in difflib.SequenceMatcher(None, expected, heard, autojunk=False).get_matching_blocks():
         is_right[block.a : block.a + block.size] = [True] * block.size
-    flags = iter(is_right)
-    return [[next(flags) for _ in of_part] for of_part in words]
+    stops = np.cumsum([len(voice_judge.comparable(part).split()) for part in sentence]).tolist()
+    return [all(is_right[start:stop]) for start, stop in zip([0, *stops], stops)]
 
 
 def repair_voice(folder: Path, voice: str, report: Report = print, judge: Judge = voice_judge.transcribe) -> VoiceCheck:
     """Check a voice, replace what is misheard, check that again, and drop what is still misheard.
 
-    Nothing is written before the end: a stopped repair starts again. Returns the first check.
+    Nothing is written before the end: a stopped repair starts again. Returns the first check. `check_voices` also
+    keeps other processes from the voice.
     """
 
     def named(line: str) -> None:
@@ -154,8 +173,21 @@ def repair_voice(folder: Path, voice: str, report: Report = print, judge: Judge 
     return first
 
 
-def check_voices(folder: Path, names: list[str], report: Report = print, judge: Judge = voice_judge.transcribe) -> None:
-    """Check and repair the voices of a folder that were not checked."""
+def check_voices(
+    folder: Path, names: list[str], report: Report = print, judge: Judge = voice_judge.transcribe
+) -> list[str]:
+    """Check and repair the voices of a folder that were not checked.
+
+    Returns the voices that are checked: all but those that another process is making.
+    """
+    checked = []
     for voice in names:
-        if not is_checked(folder, voice):
-            repair_voice(folder, voice, report, judge)
+        if is_stored(folder, voice) and is_checked(folder, voice):
+            checked.append(voice)
+            continue
+        with held_voice(folder, voice, report) as is_held:
+            if is_held:
+                if not is_checked(folder, voice):  # another process may have checked it before it was locked
+                    repair_voice(folder, voice, report, judge)
+                checked.append(voice)
+    return checked

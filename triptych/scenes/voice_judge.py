@@ -16,13 +16,13 @@ from triptych.scenes.voice_files import WHISPER, folder
 from triptych.tokenizers.audio import resample
 from triptych.utils.media import Audio
 
-NAME = f"{WHISPER.name} {WHISPER.version}"
 _RATE = 16_000
 _WINDOWS = (10, 30)  # seconds; Whisper was trained on 30, its encoder is five times faster on 10
 _POSITIONS_PER_SECOND = 50
 _WIDTH, _NUM_LAYERS, _NUM_HEADS = 512, 6, 8
 _PROMPT = (50258, 50259, 50359, 50363)  # start, English, transcribe, no timestamps
 _END = 50257
+_MAX_RUN = 3  # words that may be heard as one, or one that is heard as so many
 _MAX_TOKENS_PER_SECOND = 8  # and ten; on unclear clips Whisper repeats itself without end
 
 # Words that sound the same: the first stands for all. Without stress, "and" is heard as "in" where that makes more
@@ -52,10 +52,26 @@ def comparable(text: str) -> str:
 
 def count_errors(text: str, transcript: str) -> int:
     """Word errors of a transcript. Where a word is split does not matter: "snow man" is "snowman"."""
-    expected, heard = comparable(text), comparable(transcript)
-    if expected.replace(" ", "") == heard.replace(" ", ""):
-        return 0
-    return word_errors(expected, heard)[0]
+    expected, heard = comparable_words(text, transcript)
+    return word_errors(" ".join(expected), " ".join(heard))[0]
+
+
+def comparable_words(text: str, transcript: str) -> tuple[list[str], list[str]]:
+    """Comparable words of a text, and of its transcript, with the spaces of the text where the letters are the same."""
+    expected, heard = comparable(text).split(), comparable(transcript).split()
+    joined = {"".join(words): words for words in _runs(expected)}
+    result: list[str] = []
+    while heard:
+        count = next((n for n in range(min(_MAX_RUN, len(heard)), 0, -1) if "".join(heard[:n]) in joined), 0)
+        result += joined["".join(heard[:count])] if count else heard[:1]
+        heard = heard[max(count, 1) :]
+    return expected, result
+
+
+def _runs(words: list[str]) -> list[list[str]]:
+    """Consecutive words, the shortest runs last."""
+    starts = range(len(words))
+    return [words[start : start + n] for n in range(_MAX_RUN, 0, -1) for start in starts if start + n <= len(words)]
 
 
 def transcribe(audio: Audio) -> str:

@@ -2,7 +2,9 @@
 
     FOLDER/VOICE.flac    all parts of a voice, one after the other, at 16 kHz
     FOLDER/VOICE.json    where each part is, and what the check has found (voice_check.py):
-                         {"parts": {"two red": [first sample, last sample + 1], ...}, "is_checked": true, "dropped": []}
+                         {"parts": {"two red": [first sample, last sample + 1], ...}, "is_checked": true, "dropped": [],
+                          "flac_sha256": "first 16 digits"}; older files lack the hash
+    FOLDER/.VOICE.lock   held by the process that builds or repairs the voice
 
 docs/decisions/0013 says why sentences are made of parts. A stopped build continues with the voices that are missing;
 parts that a voice lacks are added to it, but for those that the check has dropped.
@@ -11,17 +13,22 @@ parts that a voice lacks are added to it, but for those that the check has dropp
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from triptych.errors import UserError, require
+from triptych.errors import DataError, UserError, require
 from triptych.scenes import kokoro
 from triptych.scenes.voices import get_voice, phonemize, synthesize
 from triptych.tokenizers.audio import resample
 from triptych.utils.files import write_atomically
+from triptych.utils.locks import AlreadyLocked, hold_lock
 from triptych.utils.media import Audio
 
 RATE = 16_000
@@ -29,6 +36,8 @@ SPEED = 1.3  # isolated phrases are spoken slowly
 _QUIET = 0.008  # root mean square over 10 ms of what is not speech (-42 dB)
 _LONGEST_PAUSE = 0.1  # seconds inside a part; what follows a longer one at its end is a click of the synthesizer
 _MARGIN = 0.02  # seconds kept around speech
+_HASH = "flac_sha256"
+_REREAD_SECONDS = 0.5  # before a voice that changed while it was read is read again
 
 
 class SilentPart(UserError):
@@ -56,27 +65,70 @@ def build_parts(
     parts: Iterable[str],
     report: Callable[[str], None] = print,
     synthesizer: Callable[[str, str], np.ndarray] = speak_part,
-) -> None:
-    """Synthesize what is missing in the folder. A part that a voice does not say is dropped."""
-    parts = list(parts)
+) -> list[str]:
+    """Synthesize what is missing in the folder. A part that a voice does not say is dropped.
+
+    Returns the voices that are complete: all but those that another process is making.
+    """
+    parts, complete = list(parts), []
     folder.mkdir(parents=True, exist_ok=True)
     for voice in voices:
-        exists = _index_path(folder, voice).exists()
-        clips = read_voice(folder, voice) if exists else {}
-        dropped = dropped_parts(folder, voice) if exists else ()
-        missing = [part for part in parts if part not in clips and part not in dropped]
-        if not missing:
+        if not _missing(folder, voice, parts):
+            complete.append(voice)
             continue
-        for number, part in enumerate(missing, 1):
-            try:
-                clips[part] = synthesizer(part, voice)
-            except SilentPart:
-                dropped = (*dropped, part)
-            if number % 100 == 0:
-                report(f"{voice}: {number} of {len(missing)} parts")
-        write_voice(folder, voice, clips, dropped=dropped)
-        seconds = sum(map(len, clips.values())) / RATE
-        report(f"{voice}: {len(clips)} parts, {seconds:.0f} s")
+        with held_voice(folder, voice, report) as is_held:
+            if is_held:
+                _build(folder, voice, parts, report, synthesizer)
+                complete.append(voice)
+    return complete
+
+
+def _missing(folder: Path, voice: str, parts: Iterable[str]) -> list[str]:
+    known: set[str] = set()
+    if is_stored(folder, voice):
+        known = {*_read_index(folder, voice)["parts"], *dropped_parts(folder, voice)}
+    return [part for part in parts if part not in known]
+
+
+def _build(
+    folder: Path,
+    voice: str,
+    parts: Iterable[str],
+    report: Callable[[str], None],
+    synthesizer: Callable[[str, str], np.ndarray],
+) -> None:
+    missing = _missing(folder, voice, parts)  # another process may have added some before the voice was locked
+    if not missing:
+        return
+    exists = is_stored(folder, voice)
+    clips = read_voice(folder, voice) if exists else {}
+    dropped = dropped_parts(folder, voice) if exists else ()
+    for number, part in enumerate(missing, 1):
+        try:
+            clips[part] = synthesizer(part, voice)
+        except SilentPart:
+            dropped = (*dropped, part)
+        if number % 100 == 0:
+            report(f"{voice}: {number} of {len(missing)} parts")
+    write_voice(folder, voice, clips, dropped=dropped)
+    seconds = sum(map(len, clips.values())) / RATE
+    report(f"{voice}: {len(clips)} parts, {seconds:.0f} s")
+
+
+@contextmanager
+def held_voice(folder: Path, voice: str, report: Callable[[str], None]) -> Iterator[bool]:
+    """Lock a voice of a folder. False, and a line that says so, if another process holds it."""
+    path = folder / f".{get_voice(voice).name}.lock"
+    try:
+        file = hold_lock(path, f"process {os.getpid()} on {socket.gethostname()}")
+    except AlreadyLocked as error:
+        report(f"{voice}: skipped, {error.owner or 'another process'} is making it")
+        yield False
+        return
+    except OSError as error:
+        raise UserError(f"{path} cannot be locked ({error.strerror}); choose another folder.") from error
+    with file:
+        yield True
 
 
 def cut(audio: Audio) -> np.ndarray:
@@ -96,7 +148,11 @@ def cut(audio: Audio) -> np.ndarray:
 def write_voice(
     folder: Path, voice: str, clips: dict[str, np.ndarray], *, checked: bool = False, dropped: Iterable[str] = ()
 ) -> None:
+    """Replace a voice. A process that others may run beside holds its lock (`held_voice`)."""
     soundfile = require("soundfile", "data", "writing speech")
+    path = _flac_path(folder, voice)
+    if not clips:
+        raise UserError(f"{path} cannot be written: the voice {voice!r} says none of the parts clearly.")
     stops = np.cumsum([len(clip) for clip in clips.values()]).tolist()
     starts = [0, *stops[:-1]]
     content = io.BytesIO()
@@ -107,10 +163,11 @@ def write_voice(
         "is_checked": checked,
         "dropped": list(dropped),
         "parts": dict(zip(clips, zip(starts, stops))),
+        _HASH: _hash(content.getvalue()),
     }
     # A kill between the two files leaves a voice without an index, which is made again, and never a wrong index.
     _index_path(folder, voice).unlink(missing_ok=True)
-    write_atomically(folder / f"{get_voice(voice).name}.flac", content.getvalue())
+    write_atomically(path, content.getvalue())
     write_atomically(_index_path(folder, voice), (json.dumps(index) + "\n").encode())
 
 
@@ -118,18 +175,53 @@ def _index_path(folder: Path, voice: str) -> Path:
     return folder / f"{get_voice(voice).name}.json"
 
 
+def is_stored(folder: Path, voice: str) -> bool:
+    return _index_path(folder, voice).exists()
+
+
+def _flac_path(folder: Path, voice: str) -> Path:
+    return folder / f"{get_voice(voice).name}.flac"
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def _read_index(folder: Path, voice: str) -> dict[str, Any]:
     path = _index_path(folder, voice)
-    if not path.exists():
-        raise UserError(f"{folder} has no voice {voice!r}; `triptych scenes voices` makes it.")
-    index: dict[str, Any] = json.loads(path.read_text())
+    try:
+        index: dict[str, Any] = json.loads(path.read_text())
+        for start, stop in index["parts"].values():
+            if not 0 <= start <= stop:
+                raise ValueError
+        tuple(index.get("dropped", ()))
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no voice {voice!r}; `triptych scenes voices` makes it.") from None
+    except (ValueError, KeyError, TypeError, AttributeError):  # no JSON, or not that of a voice
+        raise DataError(
+            f"{path} is broken: it does not say where each part is. Delete it; `triptych scenes voices` makes it again."
+        ) from None
     return index
+
+
+def _read_flac(folder: Path, voice: str) -> bytes:
+    path = _flac_path(folder, voice)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}). Delete {_index_path(folder, voice).name}, too; "
+            "`triptych scenes voices` makes the voice again."
+        ) from error
 
 
 def fingerprint(folder: Path, names: Iterable[str]) -> str:
     """Changes when a part of these voices is added, replaced or dropped."""
-    parts = {name: _read_index(folder, name)["parts"] for name in names}
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    voices = {}
+    for name in names:
+        index = _read_index(folder, name)
+        voices[name] = (index.get(_HASH) or _hash(_read_flac(folder, name)), index["parts"])
+    return hashlib.sha256(json.dumps(voices).encode()).hexdigest()[:12]
 
 
 def is_checked(folder: Path, voice: str) -> bool:
@@ -144,6 +236,28 @@ def dropped_parts(folder: Path, voice: str) -> tuple[str, ...]:
 
 def read_voice(folder: Path, voice: str) -> dict[str, np.ndarray]:
     """The samples of every part of a voice."""
-    index = _read_index(folder, voice)
-    samples = Audio.load(folder / f"{get_voice(voice).name}.flac").samples
+    clips = _read_clips(folder, voice)
+    if clips is None:  # another process has just replaced it
+        time.sleep(_REREAD_SECONDS)
+        clips = _read_clips(folder, voice)
+    if clips is None:
+        flac, index = _flac_path(folder, voice), _index_path(folder, voice)
+        raise DataError(
+            f"{flac} is not the file that {index.name} belongs to: another process is changing the voice, or one of "
+            "the files was copied. Wait, or delete both; `triptych scenes voices` makes them again."
+        )
+    return clips
+
+
+def _read_clips(folder: Path, voice: str) -> dict[str, np.ndarray] | None:
+    """None if index and samples do not belong together."""
+    index, content = _read_index(folder, voice), _read_flac(folder, voice)
+    if _HASH in index and index[_HASH] != _hash(content):
+        return None
+    try:
+        samples = Audio.load(content).samples
+    except DataError as error:
+        raise DataError(f"{_flac_path(folder, voice)} is no audio file: {error}") from error
+    if len(samples) != max((stop for _, stop in index["parts"].values()), default=0):
+        return None
     return {part: samples[start:stop] for part, (start, stop) in index["parts"].items()}

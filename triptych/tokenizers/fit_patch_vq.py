@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from triptych.errors import UserError
 from triptych.tokenizers.patch_vq import (
     PatchVQ,
     PatchVQConfig,
@@ -31,6 +32,8 @@ def fit_patch_vq(
     k-means, begun with patches that are far from each other (k-means++). An empty code is drawn again from the
     patches, those with a large weighted error first.
     """
+    if len(layers) < config.codes:
+        raise UserError(f"{config.codes} codes need at least as many different patches, got {len(layers)}.")
     generator = torch.Generator().manual_seed(seed)
     weights = torch.ones(len(layers)) if weights is None else weights
     codes = layers[_distant(layers, weights, config.codes, generator)]

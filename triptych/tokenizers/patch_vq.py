@@ -86,7 +86,9 @@ class PatchVQ:
             config = PatchVQConfig(**spec["shape"])
             with Image.open(folder / _CODEBOOK) as sheet:
                 tokenizer = cls(_from_sheet(sheet, config), config)
-        except (KeyError, TypeError, ValueError, OSError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # a damaged PNG raises errors of many kinds
             raise CheckpointError(f"{folder} is not a saved PatchVQ ({error}).") from error
         if tokenizer.fingerprint != spec.get("fingerprint"):
             raise CheckpointError(f"{folder / _CODEBOOK} is not the file that was saved: its fingerprint differs.")
@@ -133,16 +135,18 @@ class PatchVQ:
     def _codes(self, layers_NL: Tensor) -> list[int]:
         """The nearest codes. Patches repeat, within an image and between images, so their codes are remembered."""
         keys = [blake2b(row.tobytes(), digest_size=16).digest() for row in layers_NL.cpu().numpy()]
-        new = list({key: row for row, key in enumerate(keys) if key not in self._remembered}.items())
-        if len(self._remembered) + len(new) > _MAX_REMEMBERED:
-            self._remembered.clear()
-            new = list({key: row for row, key in enumerate(keys)}.items())
+        known = self._remembered  # another thread may put an empty one in its place
+        codes = {key: known[key] for key in keys if key in known}
+        new = list({key: row for row, key in enumerate(keys) if key not in codes}.items())
         for start in range(0, len(new), _BLOCK):
             names, rows = zip(*new[start : start + _BLOCK])
             block = layers_NL.new_zeros(_BLOCK, layers_NL.shape[1])
             block[: len(rows)] = layers_NL[list(rows)]
-            self._remembered |= zip(names, nearest_code(block, self.codebook_KL, self._squares_K).tolist())
-        return [self._remembered[key] for key in keys]
+            codes |= zip(names, nearest_code(block, self.codebook_KL, self._squares_K).tolist())
+        if len(known) + len(new) > _MAX_REMEMBERED:
+            known = self._remembered = {}
+        known |= codes
+        return [codes[key] for key in keys]
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[Image.Image]:
         images: list[Image.Image] = []

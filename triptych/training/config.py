@@ -13,6 +13,7 @@ from triptych.sample.names import PRESET_NAMES
 from triptych.transfer.groups import BaseHyperparameters, Transfer, TransferConfig
 from triptych.transfer.sde import Sde
 from triptych.utils.config import differences, register_choices
+from triptych.utils.voice_request import check_voices
 
 _MAX_Z_LOSS_WEIGHT = 1e6  # far above any useful value, far below the largest float32
 _MAX_THREADS = 4096
@@ -138,11 +139,7 @@ class PromptConfig:
     """Prompts that TensorBoard shows as image and speech at each validation."""
 
     def __post_init__(self) -> None:
-        if self.voices and not all(part in self.voice_request for part in ("{text}", "{voice}")):
-            raise UserError(
-                "prompts.voice_request must contain {text} and {voice} if there are prompts.voices, got "
-                f"{self.voice_request!r}."
-            )
+        check_voices(self.voices, self.voice_request, set(self.words))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,9 +55,11 @@ def is_first_to_print(message: str, *, alone: bool = False) -> bool:
     if folder is None:
         return True
     try:
-        if alone and any(Path(folder).iterdir()):
+        attempt = Path(folder) / os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # ranks that restarted report anew
+        attempt.mkdir(exist_ok=True)
+        if alone and any(attempt.iterdir()):
             return False
-        (Path(folder) / hashlib.sha256(message.encode()).hexdigest()).touch(exist_ok=False)
+        (attempt / hashlib.sha256(message.encode()).hexdigest()).touch(exist_ok=False)
     except FileExistsError:
         return False
     except OSError:

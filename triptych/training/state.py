@@ -1,4 +1,4 @@
-"""The state of a run: what training changes, what a checkpoint holds of it, and the lock on the run's folder."""
+"""The state of a run: what training changes, and what a checkpoint holds of it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
