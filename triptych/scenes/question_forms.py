@@ -97,11 +97,6 @@ def write(asked: Asked, template: str, detail: str) -> str:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def wants_sentence(text: str) -> bool:
-    """Whether a question requests a full sentence as its answer."""
-    return normalise_question(text)[1]
-
-
 def normalise_question(text: str) -> tuple[str, bool]:
     """Lower case without punctuation, in British spelling; and whether a full sentence is requested."""
     words = re.sub(r"[^\w\s']", " ", text.lower()).split()

@@ -88,33 +88,6 @@ def synthesize(text: str, voice: str, speed: float = 1.0) -> Audio:
     return trim_silence(Audio(np.clip(samples, -1, 1).astype(np.float32), SAMPLE_RATE))
 
 
-@dataclass(frozen=True)
-class Word:
-    """A word of spoken text, as phonemes, and when it is spoken."""
-
-    phonemes: str
-    start_seconds: float
-    end_seconds: float
-
-
-def synthesize_aligned(text: str, voice: str, speed: float = 1.0) -> tuple[Audio, list[Word]]:
-    """Speech with its silence, and its words, to 25 ms. A pause between two words is split in its middle.
-
-    Only Kokoro's voices know when a word is spoken. Punctuation belongs to the word before it.
-    """
-    speaker = get_voice(voice)
-    if speaker.style is None:
-        raise UserError(f"the voice {voice!r} does not tell when a word is spoken; choose one of Kokoro's.")
-    spoken = kokoro.speak_phonemes(phonemize(text, speaker), speaker.style, speed)
-    cuts, words = [spoken.start], spoken.phonemes.split(" ")
-    for i, phoneme in enumerate(spoken.phonemes):
-        if phoneme == " ":
-            cuts.append(int(spoken.ends[i - 1] + spoken.ends[i]) // 2)
-    seconds = [cut / SAMPLE_RATE for cut in [*cuts, int(spoken.ends[-1])]]
-    aligned = [Word(word, seconds[i], seconds[i + 1]) for i, word in enumerate(words)]
-    return Audio(spoken.samples, SAMPLE_RATE), aligned
-
-
 def trim_silence(audio: Audio) -> Audio:
     """Cut the silence before and after speech; the synthesizer adds about half a second of it."""
     frame = audio.sample_rate // 100
