@@ -16,7 +16,7 @@ from triptych.cli.main import main
 from triptych.errors import UserError
 from triptych.hub import directions
 from triptych.hub.format import Limits
-from triptych.scenes import exam, exam_images, exam_records, exam_speech, exam_unusual
+from triptych.scenes import exam, exam_images, exam_records, exam_speech, exam_unusual, speech
 from triptych.scenes.answers import seen_groups, truth
 from triptych.scenes.captions import caption, plain_caption
 from triptych.scenes.descriptions import parse_description
@@ -29,12 +29,14 @@ from triptych.scenes.picture import holds
 from triptych.scenes.question_forms import forms, read_question
 from triptych.scenes.spoken import all_spoken_parts
 from triptych.scenes.voice_parts import build_parts, fingerprint, write_voice
+from triptych.scenes.voices import VOICES as ALL_VOICES
 from triptych.scenes.world import FULL, SMALL, ObjectGroup, Scene
 from triptych.utils.media import Audio
 
 BOTH = pytest.mark.parametrize("world", [FULL, SMALL], ids=lambda world: world.name)
 REAL_FIT_RECOGNIZER = exam_speech.fit_recognizer
-VOICES = ("robin", "heart", "emma", "sarah")
+VOICES = ("robin", "heart", "emma", "sarah")  # that the model can be asked for
+SPEAKERS = tuple(ALL_VOICES)
 TEXTS = ("a cat and a dog", "three red hearts", "an owl above two pigs", "a picture of a blue car")
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class Wrong(Perfect):
         return [""] * len(clips)
 
     def text_to_speech(self, texts, voice, seed):
-        return [Audio(np.full(16_000, VOICES.index("sarah"), np.float32), 16_000) for _ in texts]
+        return [Audio(np.full(16_000, SPEAKERS.index("sarah"), np.float32), 16_000) for _ in texts]
 
 
 class WithoutRelations(Perfect):
@@ -145,7 +147,7 @@ def clip_of(text, voice="heart"):
     """Noise that depends on the text only; longer texts are longer. The first sample is the voice."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
     samples = np.random.default_rng(seed).standard_normal(1600 * len(text)).astype(np.float32)
-    samples[0] = VOICES.index(voice)
+    samples[0] = SPEAKERS.index(voice)
     return Audio(samples, 16_000)
 
 
@@ -157,7 +159,7 @@ class FakeRecognizer:
     """Knows a voice by the first sample."""
 
     def recognize(self, clips):
-        return [VOICES[int(clip.samples[0])] for clip in clips]
+        return [SPEAKERS[int(clip.samples[0])] for clip in clips]
 
 
 def fake_sentence(index, split, world, voices, group=""):
@@ -311,24 +313,35 @@ def test_the_classifier_is_fitted_to_what_the_tokenizer_makes_of_the_voices(tmp_
 
 def test_one_voice_is_not_judged(tmp_path, monkeypatch, without_packages):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(speech, "BUILT_IN_VOICES", tmp_path)
     monkeypatch.setattr(exam_speech, "fit_recognizer", lambda exam: pytest.fail("there is nothing to tell apart"))
     result, _ = evaluated(Perfect(FULL), directions=["text-to-speech"])
     assert not any("voice right" in name for name in result.scores)
 
 
-def test_without_a_folder_there_is_one_voice_and_the_result_says_so(tmp_path, monkeypatch, without_packages):
+def test_without_a_folder_the_built_in_voices_are_used_and_the_result_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    found = Voices.find(None)
+    assert len(found.training) > 5 and found.label == "built-in"
     result, lines = evaluated(Perfect(FULL), directions=["transcribe"])
-    assert result.extras["voices"] == {"folder": None, "training": ["robin"], "held_out": []}
+    names = {"training": list(found.training), "held_out": list(found.held_out)}
+    assert result.extras["voices"] == {"folder": "built-in", **names}
+    assert any(line.endswith("of built-in") for line in lines)
+
+
+def test_without_any_folder_there_is_one_voice_and_the_result_says_so(monkeypatch, without_packages, tmp_path):
+    monkeypatch.setattr(speech, "BUILT_IN_VOICES", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result, _ = evaluated(Perfect(FULL), directions=["transcribe"])
+    assert result.extras["voices"]["training"] == ["robin"] and not result.extras["voices"]["held_out"]
     assert not any("never heard" in name for name in result.scores)
-    assert "  speech: only the voice robin; `triptych scenes voices` makes the others" in lines
 
 
 def test_the_default_folder_of_voices_is_used_if_it_exists(tmp_path, monkeypatch, voices):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(voices, tmp_path / "data/voices")
     assert Voices.find(None).held_out == ("sarah",)
-    with pytest.raises(UserError, match="'nowhere' is no folder of voices; `triptych scenes voices` makes one"):
+    with pytest.raises(UserError, match="'nowhere' is no folder of voices; `triptych scenes voices nowhere` makes it"):
         Voices.find("nowhere")
 
 

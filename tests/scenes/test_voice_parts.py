@@ -312,14 +312,14 @@ def test_voices_without_a_hash_are_read(tmp_path: Path) -> None:
     clips = {part: _tone(part, "emma") for part in PARTS}
     voice_parts.write_voice(tmp_path, "emma", clips, checked=True, dropped=["owls"])
     before, index = fingerprint(tmp_path, ["emma"]), _index(tmp_path)
-    assert len(index.pop("flac_sha256")) == 16
+    assert len(index.pop("audio_sha256")) == 16
     (tmp_path / "emma.json").write_text(json.dumps(index))
     assert voice_parts.is_checked(tmp_path, "emma")
     assert list(read_voice(tmp_path, "emma")) == PARTS
     assert fingerprint(tmp_path, ["emma"]) == before
     voice_parts.write_voice(tmp_path, "emma", clips | {"and": -clips["and"]}, checked=True, dropped=["owls"])
     index = _index(tmp_path)
-    del index["flac_sha256"]
+    del index["audio_sha256"]
     (tmp_path / "emma.json").write_text(json.dumps(index))
     assert fingerprint(tmp_path, ["emma"]) != before, "a part was replaced by one of equal length"
 
@@ -406,7 +406,7 @@ def test_a_broken_index_is_one_line(content: str, tmp_path: Path) -> None:
 def test_broken_samples_and_a_voice_without_parts_are_one_line(tmp_path: Path) -> None:
     build_parts(tmp_path, ["emma"], PARTS, lambda line: None, _tone)
     index = _index(tmp_path)
-    del index["flac_sha256"]
+    del index["audio_sha256"]
     (tmp_path / "emma.json").write_text(json.dumps(index))
     (tmp_path / "emma.flac").write_bytes(b"noise")
     with pytest.raises(UserError, match=r"emma\.flac is no audio file"):
@@ -456,3 +456,41 @@ def test_the_command_builds_and_checks_each_voice_in_turn(
     assert capsys.readouterr().out == f"{tmp_path}: 2 voices\n"
     assert main(["scenes", "voices", str(tmp_path), "--only", "ema"]) == 2
     assert "unknown voice 'ema'. Did you mean 'emma'" in capsys.readouterr().err
+
+
+def test_checked_voices_are_packed_once_and_read_like_others(tmp_path: Path) -> None:
+    made, packed = tmp_path / "made", tmp_path / "packed"
+    build_parts(made, ["emma", "george"], PARTS, report=lambda line: None, synthesizer=_tone)
+    clips = read_voice(made, "emma")
+    voice_parts.write_voice(made, "emma", clips, checked=True, dropped=["and"])
+    assert voice_parts.pack_voices(made, packed, ["emma", "george", "lily"]) == ["emma"]  # george is not checked
+    assert sorted(path.name for path in packed.iterdir()) == ["emma.json", "emma.opus"]
+    assert voice_parts.is_checked(packed, "emma") and voice_parts.dropped_parts(packed, "emma") == ("and",)
+    for part, clip in read_voice(packed, "emma").items():
+        assert len(clip) == len(clips[part])
+        assert np.corrcoef(clip, clips[part])[0, 1] > 0.98
+    before = (packed / "emma.opus").read_bytes()
+    voice_parts.pack_voices(made, packed, ["emma"])
+    assert (packed / "emma.opus").read_bytes() == before
+    voice_parts.write_voice(made, "emma", {**clips, "a cat": clips["foxes"]}, checked=True)
+    voice_parts.pack_voices(made, packed, ["emma"])
+    assert len(read_voice(packed, "emma")["a cat"]) == len(clips["foxes"])
+    # A packed voice can be extended: it becomes a FLAC again.
+    build_parts(packed, ["emma"], [*PARTS, "owl"], report=lambda line: None, synthesizer=_tone)
+    assert sorted(path.name for path in packed.glob("emma.*")) == ["emma.flac", "emma.json"]
+
+
+def test_the_built_in_voices_are_whole_and_checked() -> None:
+    names = speech.available_voices(speech.BUILT_IN_VOICES)
+    assert "emma" in names and speech.available_voices(speech.BUILT_IN_VOICES, held_out=True)
+    for name in names:
+        clips = read_voice(speech.BUILT_IN_VOICES, name)
+        assert voice_parts.is_checked(speech.BUILT_IN_VOICES, name)
+        assert {*clips, *voice_parts.dropped_parts(speech.BUILT_IN_VOICES, name)} == set(all_spoken_parts())
+        assert len(clips) > 0.9 * len(all_spoken_parts())
+        assert all(np.abs(clip).max() > 0.02 for clip in clips.values())
+
+
+def test_voices_are_not_packed_into_their_own_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scenes", "voices", str(tmp_path), "--pack", str(tmp_path)])
+    assert "--pack takes another folder" in capsys.readouterr().err

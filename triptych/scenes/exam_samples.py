@@ -12,13 +12,19 @@ from triptych.errors import UnusualInputWarning, UserError
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes.exam_records import Progress, RecordStore
 from triptych.scenes.samples import SPLITS, scene_sample
-from triptych.scenes.speech import ALWAYS_AVAILABLE, available_voices, speakable, synthesize
+from triptych.scenes.speech import (
+    ALWAYS_AVAILABLE,
+    BUILT_IN_VOICES,
+    available_voices,
+    find_voices,
+    speakable,
+    synthesize,
+)
 from triptych.scenes.voice_degrade import degrade
 from triptych.scenes.world import FULL, WORLDS, Scene, World
 from triptych.utils.media import Audio
 from triptych.vocab import Task
 
-VOICES = Path("data/voices")  # where `triptych scenes voices` writes
 TRAINING, HELD_OUT, DEGRADED = "", "voices never heard", "degraded copies"
 VOICE_GROUPS = (TRAINING, HELD_OUT, DEGRADED)
 
@@ -60,11 +66,14 @@ class Voices:
 
     @classmethod
     def find(cls, folder: str | Path | None) -> "Voices":
-        """The voices of a folder; if none is given, of `VOICES`, if that exists."""
-        if folder is not None and not Path(folder).is_dir():
-            raise UserError(f"{str(folder)!r} is no folder of voices; `triptych scenes voices` makes one.")
-        chosen = Path(folder) if folder is not None else VOICES if VOICES.is_dir() else None
+        """The voices of a folder (`find_voices`)."""
+        chosen = find_voices(folder)
         return cls(available_voices(chosen), available_voices(chosen, held_out=True), chosen)
+
+    @property
+    def label(self) -> str | None:
+        """Where the voices come from, for people and records: no path of an installation."""
+        return "built-in" if self.folder == BUILT_IN_VOICES else None if self.folder is None else str(self.folder)
 
     def groups(self, world: World) -> tuple[str, ...]:
         """Groups of voices that transcripts are scored by."""
@@ -78,7 +87,7 @@ class Voices:
         if self.folder is None:
             return f"speech: only the voice {ALWAYS_AVAILABLE}; `triptych scenes voices` makes the others"
         held_out = f"{len(self.held_out)} never heard in training" if self.held_out else "none that was held out"
-        return f"speech: {len(self.training)} training voices, {held_out}, of {self.folder}"
+        return f"speech: {len(self.training)} training voices, {held_out}, of {self.label}"
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,7 @@ def _voices(exam: Exam) -> dict[str, Any]:
     if exam.world.plain_language:
         return {}
     voices = exam.voices
-    folder = None if voices.folder is None else str(voices.folder)
-    return {"voices": {"folder": folder, "training": list(voices.training), "held_out": list(voices.held_out)}}
+    return {"voices": {"folder": voices.label, "training": list(voices.training), "held_out": list(voices.held_out)}}
 
 
 # -- text to speech ---------------------------------------------------------------------------------------------------

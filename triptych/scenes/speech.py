@@ -1,8 +1,8 @@
 """Sentences to speech, put together from the parts of a voice. Each part fills whole frames of the audio tokenizer.
 
-The voices of the preset `full` are kept in a folder (`triptych scenes voices` makes it). Without it there is one voice,
-robin, which is synthesized when it is needed. A voice in a folder may lack a few parts, because it does not say them
-clearly: `speakable` chooses a sentence and a voice that says all of it.
+The voices of the preset `full` are kept in a folder. One folder is built in; `triptych scenes voices` makes others.
+Without a folder there is one voice, robin, which is synthesized when it is needed. A voice in a folder may lack a few
+parts, because it does not say them clearly: `speakable` chooses a sentence and a voice that says all of it.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,20 @@ from triptych.utils.media import Audio
 
 FRAME_SECONDS = 0.04  # of the demo audio tokenizer; docs/decisions/0013 explains why parts fill whole frames
 MAX_TRAILING_FRAMES = 5  # of silence at the end
-ALWAYS_AVAILABLE = "robin"  # needs no download
+ALWAYS_AVAILABLE = "robin"  # needs no folder
+MADE_VOICES = Path("data/voices")  # where `triptych scenes voices` writes
+BUILT_IN_VOICES = Path(__file__).parent.parent / "assets" / "voices"
 _MAX_DRAWS = 200  # of sentences that no voice says
 _SAMPLE_SCALE = 2**15  # voices are stored with 16 bits
+
+
+def find_voices(folder: str | Path | None) -> Path:
+    """The folder of voices: the given one, or `MADE_VOICES` if it exists, or the built-in one."""
+    if folder is None:
+        return MADE_VOICES if MADE_VOICES.is_dir() else BUILT_IN_VOICES
+    if not Path(folder).is_dir():
+        raise UserError(f"{str(folder)!r} is no folder of voices; `triptych scenes voices {folder}` makes it.")
+    return Path(folder)
 
 
 def available_voices(folder: Path | None, *, held_out: bool = False) -> tuple[str, ...]:

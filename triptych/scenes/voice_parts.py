@@ -1,9 +1,9 @@
 """The parts of spoken sentences in every voice: synthesized once, kept in a folder, put together to sentences.
 
-    FOLDER/VOICE.flac    all parts of a voice, one after the other, at 16 kHz
+    FOLDER/VOICE.flac    all parts of a voice, one after the other, at 16 kHz; VOICE.opus in a packed folder
     FOLDER/VOICE.json    where each part is, and what the check has found (voice_check.py):
                          {"parts": {"two red": [first sample, last sample + 1], ...}, "is_checked": true, "dropped": [],
-                          "flac_sha256": "first 16 digits"}; older files lack the hash
+                          "audio_sha256": "first 16 digits"}; older files lack the hash
     FOLDER/.VOICE.lock   held by the process that builds or repairs the voice
 
 docs/decisions/0013 says why sentences are made of parts. A stopped build continues with the voices that are missing;
@@ -36,7 +36,10 @@ SPEED = 1.3  # isolated phrases are spoken slowly
 _QUIET = 0.008  # root mean square over 10 ms of what is not speech (-42 dB)
 _LONGEST_PAUSE = 0.1  # seconds inside a part; what follows a longer one at its end is a click of the synthesizer
 _MARGIN = 0.02  # seconds kept around speech
-_HASH = "flac_sha256"
+_HASH, _SOURCE = "audio_sha256", "packed_from"
+# libsndfile: 24 kbit/s, a seventh of FLAC. The positions of samples stay the same.
+_OPUS = {"format": "OGG", "subtype": "OPUS", "compression_level": 0.93}
+_FLAC = {"format": "FLAC", "subtype": "PCM_16"}
 _REREAD_SECONDS = 0.5  # before a voice that changed while it was read is read again
 
 
@@ -146,17 +149,28 @@ def cut(audio: Audio) -> np.ndarray:
 
 
 def write_voice(
-    folder: Path, voice: str, clips: dict[str, np.ndarray], *, checked: bool = False, dropped: Iterable[str] = ()
+    folder: Path,
+    voice: str,
+    clips: dict[str, np.ndarray],
+    *,
+    checked: bool = False,
+    dropped: Iterable[str] = (),
+    packed_from: str | None = None,
 ) -> None:
-    """Replace a voice. A process that others may run beside holds its lock (`held_voice`)."""
+    """Replace a voice. A process that others may run beside holds its lock (`held_voice`).
+
+    `packed_from`, the hash of its samples in another folder, compresses it with loss: for a voice that is finished.
+    """
     soundfile = require("soundfile", "data", "writing speech")
-    path = _flac_path(folder, voice)
+    path, other = folder / f"{get_voice(voice).name}.flac", folder / f"{get_voice(voice).name}.opus"
+    if packed_from:
+        path, other = other, path
     if not clips:
         raise UserError(f"{path} cannot be written: the voice {voice!r} says none of the parts clearly.")
     stops = np.cumsum([len(clip) for clip in clips.values()]).tolist()
     starts = [0, *stops[:-1]]
     content = io.BytesIO()
-    soundfile.write(content, np.concatenate(list(clips.values())), RATE, format="FLAC", subtype="PCM_16")
+    soundfile.write(content, np.concatenate(list(clips.values())), RATE, **(_OPUS if packed_from else _FLAC))
     index = {
         "rate": RATE,
         "speed": SPEED,
@@ -164,9 +178,11 @@ def write_voice(
         "dropped": list(dropped),
         "parts": dict(zip(clips, zip(starts, stops))),
         _HASH: _hash(content.getvalue()),
+        **({_SOURCE: packed_from} if packed_from else {}),
     }
     # A kill between the two files leaves a voice without an index, which is made again, and never a wrong index.
     _index_path(folder, voice).unlink(missing_ok=True)
+    other.unlink(missing_ok=True)
     write_atomically(path, content.getvalue())
     write_atomically(_index_path(folder, voice), (json.dumps(index) + "\n").encode())
 
@@ -179,8 +195,9 @@ def is_stored(folder: Path, voice: str) -> bool:
     return _index_path(folder, voice).exists()
 
 
-def _flac_path(folder: Path, voice: str) -> Path:
-    return folder / f"{get_voice(voice).name}.flac"
+def _audio_path(folder: Path, voice: str) -> Path:
+    flac, opus = (folder / f"{get_voice(voice).name}.{ending}" for ending in ("flac", "opus"))
+    return opus if opus.exists() and not flac.exists() else flac
 
 
 def _hash(content: bytes) -> str:
@@ -204,8 +221,8 @@ def _read_index(folder: Path, voice: str) -> dict[str, Any]:
     return index
 
 
-def _read_flac(folder: Path, voice: str) -> bytes:
-    path = _flac_path(folder, voice)
+def _read_audio(folder: Path, voice: str) -> bytes:
+    path = _audio_path(folder, voice)
     try:
         return path.read_bytes()
     except OSError as error:
@@ -220,7 +237,7 @@ def fingerprint(folder: Path, names: Iterable[str]) -> str:
     voices = {}
     for name in names:
         index = _read_index(folder, name)
-        voices[name] = (index.get(_HASH) or _hash(_read_flac(folder, name)), index["parts"])
+        voices[name] = (index.get(_HASH) or _hash(_read_audio(folder, name)), index["parts"])
     return hashlib.sha256(json.dumps(voices).encode()).hexdigest()[:12]
 
 
@@ -241,9 +258,9 @@ def read_voice(folder: Path, voice: str) -> dict[str, np.ndarray]:
         time.sleep(_REREAD_SECONDS)
         clips = _read_clips(folder, voice)
     if clips is None:
-        flac, index = _flac_path(folder, voice), _index_path(folder, voice)
+        audio, index = _audio_path(folder, voice), _index_path(folder, voice)
         raise DataError(
-            f"{flac} is not the file that {index.name} belongs to: another process is changing the voice, or one of "
+            f"{audio} is not the file that {index.name} belongs to: another process is changing the voice, or one of "
             "the files was copied. Wait, or delete both; `triptych scenes voices` makes them again."
         )
     return clips
@@ -251,13 +268,29 @@ def read_voice(folder: Path, voice: str) -> dict[str, np.ndarray]:
 
 def _read_clips(folder: Path, voice: str) -> dict[str, np.ndarray] | None:
     """None if index and samples do not belong together."""
-    index, content = _read_index(folder, voice), _read_flac(folder, voice)
+    index, content = _read_index(folder, voice), _read_audio(folder, voice)
     if _HASH in index and index[_HASH] != _hash(content):
         return None
     try:
         samples = Audio.load(content).samples
     except DataError as error:
-        raise DataError(f"{_flac_path(folder, voice)} is no audio file: {error}") from error
+        raise DataError(f"{_audio_path(folder, voice)} is no audio file: {error}") from error
     if len(samples) != max((stop for _, stop in index["parts"].values()), default=0):
         return None
     return {part: samples[start:stop] for part, (start, stop) in index["parts"].items()}
+
+
+def pack_voices(source: Path, target: Path, names: Iterable[str]) -> list[str]:
+    """Copy the voices of a folder that are checked into another one, compressed. Returns their names.
+
+    Voices that were packed before and have not changed stay as they are: the same samples give other bytes each time.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    checked = [name for name in names if is_stored(source, name) and is_checked(source, name)]
+    for name in checked:
+        version = _hash(_read_audio(source, name))
+        if is_stored(target, name) and _read_index(target, name).get(_SOURCE) == version:
+            continue
+        dropped = dropped_parts(source, name)
+        write_voice(target, name, read_voice(source, name), checked=True, dropped=dropped, packed_from=version)
+    return checked
