@@ -322,7 +322,8 @@ def test_one_voice_is_not_judged(tmp_path, monkeypatch, without_packages):
 def test_without_a_folder_the_built_in_voices_are_used_and_the_result_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = Voices.find(None)
-    assert len(found.training) > 5 and found.label == "built-in"
+    assert len(found.training) > 5
+    assert found.label == "built-in"
     result, lines = evaluated(Perfect(FULL), directions=["transcribe"])
     names = {"training": list(found.training), "held_out": list(found.held_out)}
     assert result.extras["voices"] == {"folder": "built-in", **names}
@@ -333,7 +334,8 @@ def test_without_any_folder_there_is_one_voice_and_the_result_says_so(monkeypatc
     monkeypatch.setattr(speech, "BUILT_IN_VOICES", tmp_path)
     monkeypatch.chdir(tmp_path)
     result, _ = evaluated(Perfect(FULL), directions=["transcribe"])
-    assert result.extras["voices"]["training"] == ["robin"] and not result.extras["voices"]["held_out"]
+    assert result.extras["voices"]["training"] == ["robin"]
+    assert not result.extras["voices"]["held_out"]
     assert not any("never heard" in name for name in result.scores)
 
 

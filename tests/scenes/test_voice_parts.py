@@ -465,7 +465,8 @@ def test_checked_voices_are_packed_once_and_read_like_others(tmp_path: Path) -> 
     voice_parts.write_voice(made, "emma", clips, checked=True, dropped=["and"])
     assert voice_parts.pack_voices(made, packed, ["emma", "george", "lily"]) == ["emma"]  # george is not checked
     assert sorted(path.name for path in packed.iterdir()) == ["emma.json", "emma.opus"]
-    assert voice_parts.is_checked(packed, "emma") and voice_parts.dropped_parts(packed, "emma") == ("and",)
+    assert voice_parts.is_checked(packed, "emma")
+    assert voice_parts.dropped_parts(packed, "emma") == ("and",)
     for part, clip in read_voice(packed, "emma").items():
         assert len(clip) == len(clips[part])
         assert np.corrcoef(clip, clips[part])[0, 1] > 0.98
@@ -482,7 +483,8 @@ def test_checked_voices_are_packed_once_and_read_like_others(tmp_path: Path) -> 
 
 def test_the_built_in_voices_are_whole_and_checked() -> None:
     names = speech.available_voices(speech.BUILT_IN_VOICES)
-    assert "emma" in names and speech.available_voices(speech.BUILT_IN_VOICES, held_out=True)
+    assert "emma" in names
+    assert speech.available_voices(speech.BUILT_IN_VOICES, held_out=True)
     for name in names:
         clips = read_voice(speech.BUILT_IN_VOICES, name)
         assert voice_parts.is_checked(speech.BUILT_IN_VOICES, name)
