@@ -55,6 +55,7 @@ bench: $(VENV)/.installed-all
 	$(BIN)/python bench/train.py --short
 	$(BIN)/python bench/sample.py --short
 	$(BIN)/python bench/padding.py --short
+	$(BIN)/python bench/precision.py --short
 	$(BIN)/python bench/growth.py --short
 	$(BIN)/python bench/startup.py --short
 	$(BIN)/python bench/laws.py --short

@@ -55,7 +55,7 @@ def peak_bytes(call: Call) -> int:
 
 def flops_limit(seconds: float = 1.5) -> float:
     """FLOP/s of the fastest float32 matrix product of several sizes, with torch's current number of threads."""
-    return matmul_peak(torch.device("cpu"), seconds)
+    return matmul_peak(torch.device("cpu"), seconds=seconds)
 
 
 def product(seconds: float = 0.3) -> tuple[Call, float]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triptych.model.fused import norm_and_rotate, rms_norm, rotate, take_rows, use_manual_backward
+from triptych.model.fused import linear_in_bfloat16, norm_and_rotate, rms_norm, rotate, take_rows, use_manual_backward
 from triptych.model.layers import rotary_angles
 
 POSITIONS, HEADS, HEAD = 7, 3, 8
@@ -169,6 +169,18 @@ def test_lower_precisions_use_autograd() -> None:
     # Rounded after the norm and after the rotation only.
     normed = torch.stack([F.rms_norm(x.detach()[:, i], (HEAD,), gains[i], EPS) for i in range(2)], 1)
     torch.testing.assert_close(rotated.float(), rotate(normed.float(), cos, sin), rtol=2**-8, atol=1e-6)
+
+
+def test_linear_in_bfloat16_rounds_each_factor_once() -> None:
+    """Integers below 256 are exact in bfloat16, and their sums in float32; results are rounded once."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, up = (torch.randint(-3, 4, shape, generator=generator).float() for shape in ((40, 12), (7, 12), (40, 7)))
+    value, grad_x, grad_weight = value_and_gradients(linear_in_bfloat16, [x, weight], up)
+    for actual, exact in ((value, x @ weight.T), (grad_x, up @ weight), (grad_weight, up.T @ x)):
+        assert actual.dtype == torch.float32
+        assert torch.equal(actual, exact.bfloat16().float())
+    rounded = linear_in_bfloat16(x * (1 + 2**-12), weight)
+    assert torch.equal(rounded, value), "a factor is rounded to 8 bits"
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from triptych.eval.audio import dnsmos, transcribe, word_error_rate
 from triptych.eval.image import psnr
-from triptych.scenes.exam_samples import world_with_images_of
+from triptych.scenes.exam_samples import Voices, spoken_sentence, world_with_images_of
 from triptych.scenes.image import draw
 from triptych.scenes.judge import score_images
 from triptych.scenes.picture import Picture, PlacedObject
@@ -17,7 +17,7 @@ from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
 from triptych.vocab import Task
 
 
-@pytest.fixture(scope="module", params=[name for name, folder in BUILTIN_TOKENIZERS.items() if folder.is_dir()])
+@pytest.fixture(scope="module", params=list(BUILTIN_TOKENIZERS))
 def bundle(request):
     return TokenizerBundle.load(request.param)
 
@@ -77,7 +77,9 @@ def test_decoding_and_encoding_keeps_codes(bundle, world):
 
 
 def test_reconstructed_speech_is_intelligible(bundle, world):
-    samples = [scene_sample(Task.AUDIO_TEXT, "test", index, world=world) for index in range(8)]
-    reconstructed = bundle.audio.decode(bundle.audio.encode([sample.audio for sample in samples]))
-    assert word_error_rate([sample.text for sample in samples], transcribe(reconstructed)) <= 0.1
+    count = 8 if world is SMALL else 24
+    spoken = [spoken_sentence(index, "test", world, Voices.find(None)) for index in range(count)]
+    reconstructed = bundle.audio.decode(bundle.audio.encode([sentence.audio for sentence in spoken]))
+    errors = word_error_rate([sentence.text for sentence in spoken], transcribe(reconstructed))
+    assert errors <= (0.1 if world is SMALL else 0.25)
     assert dnsmos(reconstructed)[:, 2].mean() >= 2.5

@@ -339,12 +339,17 @@ def test_without_any_folder_there_is_one_voice_and_the_result_says_so(monkeypatc
     assert not any("never heard" in name for name in result.scores)
 
 
-def test_the_default_folder_of_voices_is_used_if_it_exists(tmp_path, monkeypatch, voices):
+def test_another_folder_of_voices_is_used_only_if_it_is_given(tmp_path, monkeypatch, voices):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(voices, tmp_path / "data/voices")
-    assert Voices.find(None).held_out == ("sarah",)
-    with pytest.raises(UserError, match="'nowhere' is no folder of voices; `triptych scenes voices nowhere` makes it"):
-        Voices.find("nowhere")
+    assert Voices.find("data/voices").held_out == ("sarah",)
+    assert Voices.find(None).label == "built-in"
+    (tmp_path / "empty").mkdir()
+    for folder in ("nowhere", "empty"):
+        with pytest.raises(
+            UserError, match=f"'{folder}' is no folder with voices to train on; `triptych scenes voices"
+        ):
+            Voices.find(folder)
 
 
 def test_the_json_can_be_written_to_a_file(tmp_path):
@@ -716,7 +721,7 @@ def test_the_directions_are_those_of_the_table():
         (["--only", "caption", "--top-p", "2"], "top_p"),
         (["--preset", "fsat"], "unknown preset 'fsat'. Did you mean 'fast'?"),
         (["--model", "scene"], "Did you mean 'scenes'?"),
-        (["--only", "caption", "--voices", "nowhere"], "'nowhere' is no folder of voices"),
+        (["--only", "caption", "--voices", "nowhere"], "'nowhere' is no folder with voices"),
     ],
 )
 def test_wrong_options_of_eval_scenes_are_one_clear_line(words, message, capsys):

@@ -108,14 +108,16 @@ def test_the_full_preset_is_made_with_its_own_tokenizers(tmp_path, full_model):
     ("changes", "command"),
     [
         ({}, "triptych train scenes"),
+        ({"tokenizers": None}, "triptych train scenes"),
         ({"tokenizers": "mine"}, "triptych train scenes tokenizers=mine"),
         (
-            {"folder": Path("x"), "preset": "full", "tokenizers": recipe("scenes_full").tokenizers},
+            {"folder": Path("x"), "preset": "full", "tokenizers": None},
             "triptych train scenes_full data=x/train/text,x/train/image-text,x/train/audio-text "
             "validation_data=x/validation/text,x/validation/image-text,x/validation/audio-text prompts.voices=robin",
         ),
     ],
 )
 def test_the_command_that_trains_on_the_dataset_names_what_differs(changes, command, tmp_path):
+    (tmp_path / "robin.json").write_text("{}")
     made = {"folder": Path("data/scenes"), "preset": "small", "tokenizers": "scenes", "voices": tmp_path, **changes}
     assert _train_command(argparse.Namespace(**made)) == command

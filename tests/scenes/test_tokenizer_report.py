@@ -54,12 +54,15 @@ def test_speech_is_measured_by_voice(tmp_path, monkeypatch):
     for name in ("emma", "sarah"):
         (tmp_path / f"{name}.json").write_text("{}")
     clip = Audio(np.zeros(1600, np.float32), 16_000)
+    monkeypatch.setattr(tokenizer_report, "speakable", lambda scene, split, rng, names, *rest: (scene, "cat", names[0]))
     monkeypatch.setattr(tokenizer_report, "synthesize", lambda text, rng, world, voice, folder: clip)
     monkeypatch.setattr(tokenizer_report, "transcribe", lambda clips: ["a cat"] * len(clips))
     monkeypatch.setattr(tokenizer_report, "dnsmos", lambda clips: np.full((len(clips), 3), 3.0))
-    results = measured(TokenizerBundle.load("scenes"), SMALL, num_speech=2, voices=tmp_path)
+    results = measured(TokenizerBundle.load("scenes-full"), FULL, num_speech=2, voices=tmp_path)
     assert list(results["speech"]) == ["emma", "sarah", "all"]
     assert results["speech"]["sarah"]["mos_original"] == 3
+    results = measured(TokenizerBundle.load("scenes"), SMALL, num_speech=2, voices=tmp_path)
+    assert list(results["speech"]) == ["all"], "the preset small has one voice, whatever the folder"
 
 
 @pytest.mark.parametrize(("split", "columns"), [("test", 2), ("train", 3)])

@@ -453,7 +453,7 @@ def test_the_command_builds_and_checks_each_voice_in_turn(
     assert [voice_parts.is_checked(tmp_path, name) for name in ("emma", "george")] == [True, True]
     assert "george: 1 parts dropped: owls" in capsys.readouterr().out
     assert main(words) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: 2 voices\n"
+    assert capsys.readouterr().out == f"{tmp_path}: 2 voices; `--voices {tmp_path}` uses them\n"
     assert main(["scenes", "voices", str(tmp_path), "--only", "ema"]) == 2
     assert "unknown voice 'ema'. Did you mean 'emma'" in capsys.readouterr().err
 
@@ -483,9 +483,9 @@ def test_checked_voices_are_packed_once_and_read_like_others(tmp_path: Path) -> 
 
 def test_the_built_in_voices_are_whole_and_checked() -> None:
     names = speech.available_voices(speech.BUILT_IN_VOICES)
-    assert "emma" in names
-    assert speech.available_voices(speech.BUILT_IN_VOICES, held_out=True)
-    for name in names:
+    held_out = speech.available_voices(speech.BUILT_IN_VOICES, held_out=True)
+    assert {*names, *held_out} == set(voices.VOICES)
+    for name in (*names, *held_out):
         clips = read_voice(speech.BUILT_IN_VOICES, name)
         assert voice_parts.is_checked(speech.BUILT_IN_VOICES, name)
         assert {*clips, *voice_parts.dropped_parts(speech.BUILT_IN_VOICES, name)} == set(all_spoken_parts())
@@ -493,6 +493,19 @@ def test_the_built_in_voices_are_whole_and_checked() -> None:
         assert all(np.abs(clip).max() > 0.02 for clip in clips.values())
 
 
-def test_voices_are_not_packed_into_their_own_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["scenes", "voices", str(tmp_path), "--pack", str(tmp_path)])
+def test_packing_deletes_nothing_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, packed = tmp_path / "made", tmp_path / "packed"
+    pack = ["scenes", "voices", str(made), "--pack"]
+    assert main([*pack, str(made)])
     assert "--pack takes another folder" in capsys.readouterr().err
+    build_parts(made, ["emma", "george"], PARTS, report=lambda line: None, synthesizer=_tone)
+    assert main([*pack, str(packed)])
+    assert "has no finished voice" in capsys.readouterr().err
+    assert not packed.exists()
+    voice_parts.write_voice(made, "emma", read_voice(made, "emma"), checked=True)
+    assert main([*pack, str(packed), "--only", "emma,george"]) == 0
+    assert capsys.readouterr().out == f"{packed}: 1 voices; not finished: george\n"
+    build_parts(packed, ["emma"], [*PARTS, "owl"], report=lambda line: None, synthesizer=_tone)
+    assert main([*pack, str(packed), "--only", "emma"])
+    assert "without loss; pack into another folder" in capsys.readouterr().err
+    assert (packed / "emma.flac").exists()

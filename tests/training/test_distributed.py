@@ -12,7 +12,7 @@ from train_fakes import CPU, TINY, events, first_step, run_it, tiny_run
 from triptych.data.pack import Grouped, Padded
 from triptych.errors import UserError
 from triptych.training.config import ParallelConfig
-from triptych.training.distributed import apply, build_mesh, gather_model
+from triptych.training.distributed import apply, build_mesh, gather_model, is_sharded
 from triptych.training.ranks import Ranks, shutdown_ranks
 from triptych.training.step import build_model, micro_inputs
 from triptych.vocab import Modality
@@ -112,6 +112,20 @@ def test_bfloat16_trains_nearly_like_float32_with_float32_weights(world: Path, t
     assert plain.embed.text.shape[0] == len(TINY.embedding_blocks[0])
     with pytest.raises(UserError, match=r"parallel.precision was 'bfloat16', is 'float32'"):
         run_it(config, tmp_path / "bfloat16")
+
+
+def test_products_in_bfloat16_train_nearly_like_float32(world: Path, tmp_path: Path) -> None:
+    config = replace(tiny_run(world), num_steps=12)
+    rounded = replace(config, parallel=ParallelConfig(precision="bfloat16-products"))
+    run_it(config, tmp_path / "float32")
+    run = run_it(rounded, tmp_path / "products")
+    assert not is_sharded(run.state.model), "one rank needs no FSDP for it"
+    assert {parameter.dtype for parameter in run.state.model.parameters()} == {torch.float32}
+    ours, full = losses(tmp_path / "products"), losses(tmp_path / "float32")
+    assert ours != full
+    assert ours == pytest.approx(full, rel=0.01)
+    with pytest.raises(UserError, match=r"parallel.precision was 'bfloat16-products', is 'float32'"):
+        run_it(config, tmp_path / "products")
 
 
 def test_every_forward_method_of_a_sharded_model_gathers_its_weights(world: Path) -> None:

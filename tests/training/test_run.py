@@ -33,7 +33,7 @@ from triptych.training.step import train_step
 
 @pytest.fixture(autouse=True)
 def _fast_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "matmul_peak", lambda device: 1e12)
+    monkeypatch.setattr(run_module, "matmul_peak", lambda device, dtype: 1e12)
 
 
 def overrides(world: Path, *more: str) -> list[str]:

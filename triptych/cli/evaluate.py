@@ -48,7 +48,7 @@ examples:
         "--voices",
         type=Path,
         metavar="FOLDER",
-        help="voices of reference speech (default: data/voices if it exists, else the built-in voices)",
+        help="voices of reference speech, from `triptych scenes voices` (default: the built-in ones)",
     )
     parser.add_argument(
         "--work",
@@ -116,7 +116,7 @@ example:
         "--voices",
         type=Path,
         metavar="FOLDER",
-        help="folder of voices; --speech sentences in each (default: data/voices if it exists, else the built-in ones)",
+        help="folder of voices; --speech sentences in each (default: the built-in ones)",
     )
     parser.add_argument("--sheet", type=Path, metavar="FILE", help="write a .png of originals above reconstructions")
     add_json(parser)

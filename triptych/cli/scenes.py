@@ -24,7 +24,7 @@ def _add_preset(parser: argparse.ArgumentParser) -> None:
         "--voices",
         metavar="FOLDER",
         type=Path,
-        help=f"voices of the preset full (default: {_VOICES} if it exists; else the built-in ones)",
+        help="voices of the preset full, from `triptych scenes voices` (default: the built-in ones)",
     )
 
 
@@ -100,13 +100,15 @@ Make the toy dataset ready for `triptych train`: `scenes write` and `tokenize` i
 examples:
   triptych scenes make data/scenes                       for the recipes scenes, nano and proxy: 20 minutes on two cores
   triptych scenes make data/scenes --text 500 --images 1000 --speech 300 --validation 50
-  triptych scenes make data/scenes-full --preset full --tokenizers tokenizers/scenes-full      for scenes_full
+  triptych scenes make data/scenes-full --preset full    for the recipe scenes_full
 
 After a stop, the same command resumes."""
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write; created if it does not exist")
     _add_preset(parser)
     parser.add_argument(
-        "--tokenizers", metavar="FOLDER", default="scenes", help="built-in name or folder (default: scenes)"
+        "--tokenizers",
+        metavar="FOLDER",
+        help="built-in name or folder (default: scenes for the preset small, scenes-full for full)",
     )
     for name, default, what in (
         ("text", 50_000, "training texts"),
@@ -140,12 +142,16 @@ def _run_make(args: argparse.Namespace) -> None:
         args.validation,
         world=WORLDS[args.preset],
         voices=_voices(args),
-        tokenizers=args.tokenizers,
+        tokenizers=_tokenizers(args),
         workers=args.workers,
         report=lambda line: console.print(line, highlight=False),
         progress=Progress(console),
     )
     print(f"{args.folder}: train with `{_train_command(args)}`")
+
+
+def _tokenizers(args: argparse.Namespace) -> str:
+    return args.tokenizers or {"small": "scenes", "full": "scenes-full"}[args.preset]
 
 
 def _train_command(args: argparse.Namespace) -> str:
@@ -160,8 +166,8 @@ def _train_command(args: argparse.Namespace) -> str:
         made = tuple(args.folder / folder.parent.name / folder.name for folder in planned)
         if made != planned:
             words.append(f"{name}={','.join(map(str, made))}")
-    if args.tokenizers != config.tokenizers:
-        words.append(f"tokenizers={args.tokenizers}")
+    if _tokenizers(args) != config.tokenizers:
+        words.append(f"tokenizers={_tokenizers(args)}")
     voices = available_voices(_voices(args))
     if config.prompts.voices and voices != config.prompts.voices:
         words.append(f"prompts.voices={','.join(voices)}")
@@ -177,8 +183,7 @@ Train the demo tokenizers of the preset full on its training split. On one core,
 minutes, audio about half an hour.
 
 example:
-  triptych scenes voices                                 first: speech, hours
-  triptych scenes fit --out tokenizers/scenes-full
+  triptych scenes fit --out tokenizers/mine
 
 With PARTs, only those are trained. The folder can be used as `--tokenizers` once it holds all three."""
     parser.add_argument("parts", nargs="*", metavar="PART", help="text, image, audio (default: all three)")
@@ -186,7 +191,7 @@ With PARTs, only those are trained. The folder can be used as `--tokenizers` onc
         "--out", required=True, metavar="FOLDER", type=Path, help="where to write; created if it does not exist"
     )
     parser.add_argument(
-        "--voices", metavar="FOLDER", type=Path, help=f"default: {_VOICES} if it exists; else the built-in voices"
+        "--voices", metavar="FOLDER", type=Path, help="from `triptych scenes voices` (default: the built-in ones)"
     )
 
 
@@ -241,7 +246,11 @@ def _run_voices(args: argparse.Namespace) -> None:
     if args.pack:
         if args.pack.resolve() == args.folder.resolve():
             raise UserError(f"--pack takes another folder than {args.folder}, where the voices are.")
-        print(f"{args.pack}: {len(pack_voices(args.folder, args.pack, names))} voices")
+        packed = pack_voices(args.folder, args.pack, names)
+        left = ", ".join(name for name in names if name not in packed)
+        if not packed:
+            raise UserError(f"{args.folder} has no finished voice; `triptych scenes voices {args.folder}` makes them.")
+        print(f"{args.pack}: {len(packed)} voices" + (f"; not finished: {left}" if left else ""))
         return
     fetch_all()
 
@@ -253,7 +262,7 @@ def _run_voices(args: argparse.Namespace) -> None:
         made = build_parts(args.folder, [name], all_spoken_parts(), report)
         num_made += len(made if args.no_check else check_voices(args.folder, made, report))
     skipped = f"; {len(names) - num_made} skipped" if num_made < len(names) else ""
-    print(f"{args.folder}: {num_made} voices{skipped}")
+    print(f"{args.folder}: {num_made} voices{skipped}; `--voices {args.folder}` uses them")
 
 
 COMMANDS = {

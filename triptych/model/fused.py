@@ -52,6 +52,28 @@ def take_rows(x: Tensor, index: Tensor, inverse: Tensor | None = None, padding: 
     return _TakeRows.apply(x, index, inverse, padding)
 
 
+def linear_in_bfloat16(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T. Factors and results of the products are rounded to bfloat16; the tensors outside stay float32.
+
+    CPUs with bfloat16 instructions multiply twice as fast; norms, softmax and sums of residuals lose nothing.
+    """
+    return _LinearInBfloat16.apply(x, weight)
+
+
+class _LinearInBfloat16(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        rounded = x.bfloat16()
+        ctx.save_for_backward(rounded, weight)  # a rounded copy of the weight would outlive FSDP's gathered one
+        return F.linear(rounded, weight.bfloat16()).float()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad = upstream[0].bfloat16()
+        return (grad @ weight.bfloat16()).float(), (grad.T @ x).float()
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:

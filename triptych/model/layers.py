@@ -3,6 +3,7 @@
 Each module declares the roles of its weights (`roles`); optimizers and initialisers use roles, never names.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,9 @@ from triptych.model.fused import norm_and_rotate, rms_norm, take_rows
 from triptych.model.segments import Segments, attend
 
 # N positions, n queried positions, D width, H heads, h head width
+
+Linear = Callable[[Tensor, Tensor], Tensor]
+"""(x, weight) -> x @ weight.T; training may set one of lower precision."""
 
 
 class RMSNorm(nn.Module):
@@ -44,6 +48,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, num_heads: int, eps: float):
         super().__init__()
         self.num_heads, self.eps = num_heads, eps
+        self.linear: Linear = F.linear
         self.qkv = nn.Parameter(torch.empty(3 * width, width))
         self.proj = nn.Parameter(torch.empty(width, width))
         # The gains are shared by all heads; the transfer rule for per-head gains would be a different one.
@@ -54,11 +59,11 @@ class Attention(nn.Module):
         self, x_ND: Tensor, cos: Tensor, sin: Tensor, segments: Segments, query_idx: Tensor | None = None
     ) -> Tensor:
         """[N, D], or [n, D] of the positions `query_idx`."""
-        qkv_N3Hh = F.linear(x_ND, self.qkv).view(len(x_ND), 3, self.num_heads, -1)
+        qkv_N3Hh = self.linear(x_ND, self.qkv).view(len(x_ND), 3, self.num_heads, -1)
         qk_N2Hh, v_N1Hh = qkv_N3Hh.split((2, 1), dim=1)
         gains_2h = torch.stack([self.q_norm.weight, self.k_norm.weight])
         mixed_ND = attend(norm_and_rotate(qk_N2Hh, gains_2h, cos, sin, self.eps), v_N1Hh[:, 0], segments)
-        return F.linear(mixed_ND if query_idx is None else take_rows(mixed_ND, query_idx), self.proj)
+        return self.linear(mixed_ND if query_idx is None else take_rows(mixed_ND, query_idx), self.proj)
 
 
 class GatedMLP(nn.Module):
@@ -68,12 +73,13 @@ class GatedMLP(nn.Module):
 
     def __init__(self, width: int, d_ff: int):
         super().__init__()
+        self.linear: Linear = F.linear
         self.gate = nn.Parameter(torch.empty(d_ff, width))
         self.fc1 = nn.Parameter(torch.empty(d_ff, width))
         self.fc2 = nn.Parameter(torch.empty(width, d_ff))
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        return F.linear(F.silu(F.linear(x_ND, self.gate)) * F.linear(x_ND, self.fc1), self.fc2)
+        return self.linear(F.silu(self.linear(x_ND, self.gate)) * self.linear(x_ND, self.fc1), self.fc2)
 
 
 class Block(nn.Module):

@@ -55,9 +55,9 @@ class MemoryInputs:
         """The same micro-batches, with a model that is sharded over `world_size` ranks as `parallel` says."""
         return replace(
             self,
-            uses_fsdp=world_size > 1 or parallel.precision != "float32",
+            uses_fsdp=world_size > 1 or parallel.precision == "bfloat16",
             shards=world_size if parallel.shard is None else parallel.shard,
-            compute_bytes=4 if parallel.precision == "float32" else 2,
+            compute_bytes=2 if parallel.precision == "bfloat16" else 4,
             checkpoint_activations=parallel.checkpoint_activations,
             reshard_after_forward=parallel.reshard_after_forward,
         )

@@ -42,9 +42,10 @@ def _tokens(run: RunEstimate, optimal_tokens: float | None) -> Iterator[str]:
 
 
 def _memory(run: RunEstimate) -> Iterator[str]:
-    if run.machine.is_gpu and run.config.parallel.precision == "float32":
+    if run.machine.is_gpu and run.config.parallel.precision != "bfloat16":
+        precision = run.config.parallel.precision
         yield (
-            "the peak is that of bfloat16, but the run computes in float32, which is several times slower: set "
+            f"the peak is that of bfloat16, but the run computes in {precision}, which is several times slower: set "
             "parallel.precision=bfloat16."
         )
     available = f"{run.machine.memory / 1e9:,.1f} GB"
@@ -72,7 +73,7 @@ def _memory_changes(run: RunEstimate) -> Iterator[list[str]]:
     """Settings that need less memory: first those that cost no time, then recomputation, then shorter rows."""
     parallel, layout, step_layout = run.config.parallel, run.config.loader.layout, run.step_layout
     free = []
-    if run.machine.is_gpu and parallel.precision == "float32":
+    if run.machine.is_gpu and parallel.precision != "bfloat16":
         free.append("parallel.precision=bfloat16")
     if not parallel.reshard_after_forward:
         free.append("parallel.reshard_after_forward=true")

@@ -83,15 +83,18 @@ def scenes_full() -> RunConfig:
             voice_request=VOICE_REQUEST,
             examples=EXAMPLES,
         ),
-        model=replace(run.model, num_layers=8, width=256, num_heads=8, d_ff=688, max_learned_positions=256),
+        # 6e15 FLOPs: 2.2M to 3.8M parameters and 267M tokens by the law of studies/scaling (docs/scaling.md).
+        model=replace(run.model, num_layers=6, width=224, num_heads=7, d_ff=600, max_learned_positions=432),
         loader=replace(
             run.loader,
-            seq_len=320,
-            layout=Packed(row_length=320),
+            seq_len=464,
+            global_batch=96,
+            layout=Packed(row_length=464),
             task_weights={"text": 0.05, "image-text": 0.65, "audio-text": 0.3},
-            open_ends=OpenEnds(probability=0.25, text=32, audio=282, audio_share=0.4),
+            open_ends=OpenEnds(probability=0.25, text=32, audio=426, audio_share=0.4),
         ),
-        tokenizers="tokenizers/scenes-full",
+        num_steps=28_000,
+        tokenizers="scenes-full",
         data=_datasets("scenes-full", "train"),
         validation_data=_datasets("scenes-full", "validation"),
     )

@@ -90,7 +90,7 @@ def evaluate(
     (default: all). text-to-image, caption and answer have `num_images` samples each; transcribe has `num_speech` for
     each group of voices, and text-to-speech `num_speech`. `preset` names a sampling preset for all directions;
     `sampling` changes `SamplingConfig` fields of single directions. `voices` is the folder of voices (default:
-    data/voices if it exists, else the built-in ones). `device` is for a model that is loaded here. `json` is a file
+    the built-in ones). `device` is for a model that is loaded here. `json` is a file
     for the result. `work` is a folder for the results of single samples: a stopped evaluation with the same settings
     resumes there. `progress` gets lines of text.
 

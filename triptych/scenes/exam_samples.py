@@ -17,6 +17,7 @@ from triptych.scenes.speech import (
     BUILT_IN_VOICES,
     available_voices,
     find_voices,
+    has_voices,
     speakable,
     synthesize,
 )
@@ -84,8 +85,8 @@ class Voices:
     def describe(self, world: World) -> str:
         if world.plain_language:
             return f"speech: one voice, {ALWAYS_AVAILABLE}"
-        if self.folder is None:
-            return f"speech: only the voice {ALWAYS_AVAILABLE}; `triptych scenes voices` makes the others"
+        if self.folder is None or not has_voices(self.folder):
+            return f"speech: only the voice {ALWAYS_AVAILABLE}"
         held_out = f"{len(self.held_out)} never heard in training" if self.held_out else "none that was held out"
         return f"speech: {len(self.training)} training voices, {held_out}, of {self.label}"
 

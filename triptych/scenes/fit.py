@@ -36,7 +36,7 @@ TEXT_SAMPLES = 40_000
 TEXT_VOCABULARY = 2_048  # an upper bound: merging stops when every word of the dataset is one token
 IMAGE_CODES = PatchVQConfig(resolution=128, patch=16, codes=8192)
 CODE_IMAGES = 12_000
-SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_CODES, SPEECH_DECODER_STEPS = 4_000, 2, 2_048, 4_000
+SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_CODES, SPEECH_DECODER_STEPS = 4_000, 3, 2_048, 6_000
 DEGRADED_SHARE = 0.15  # of the clips: the codes of noise are to be noise, not speech
 
 

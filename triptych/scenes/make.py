@@ -43,7 +43,7 @@ def make_scenes(
     if Modality.IMAGE in bundle and bundle.image.resolution != world.image_size:
         raise UserError(
             f"the preset {world.name} has images of {world.image_size} pixels, but the tokenizers {tokenizers!r} take "
-            f"{bundle.image.resolution}. `triptych scenes fit` makes tokenizers for the preset full."
+            f"{bundle.image.resolution}. The built-in tokenizers are scenes for the preset small, scenes-full for full."
         )
     complete = set()
     for (split, task), count in counts.items():

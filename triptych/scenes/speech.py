@@ -22,18 +22,20 @@ from triptych.utils.media import Audio
 FRAME_SECONDS = 0.04  # of the demo audio tokenizer; docs/decisions/0013 explains why parts fill whole frames
 MAX_TRAILING_FRAMES = 5  # of silence at the end
 ALWAYS_AVAILABLE = "robin"  # needs no folder
-MADE_VOICES = Path("data/voices")  # where `triptych scenes voices` writes
 BUILT_IN_VOICES = Path(__file__).parent.parent / "assets" / "voices"
 _MAX_DRAWS = 200  # of sentences that no voice says
 _SAMPLE_SCALE = 2**15  # voices are stored with 16 bits
 
 
 def find_voices(folder: str | Path | None) -> Path:
-    """The folder of voices: the given one, or `MADE_VOICES` if it exists, or the built-in one."""
+    """The given folder of voices, or the built-in one."""
     if folder is None:
-        return MADE_VOICES if MADE_VOICES.is_dir() else BUILT_IN_VOICES
-    if not Path(folder).is_dir():
-        raise UserError(f"{str(folder)!r} is no folder of voices; `triptych scenes voices {folder}` makes it.")
+        return BUILT_IN_VOICES
+    if not Path(folder).is_dir() or not has_voices(Path(folder)):
+        raise UserError(
+            f"{str(folder)!r} is no folder with voices to train on; `triptych scenes voices {folder}` makes it. "
+            "Without a folder, the built-in voices are used."
+        )
     return Path(folder)
 
 

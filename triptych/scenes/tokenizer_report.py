@@ -11,7 +11,7 @@ from triptych.eval.audio import dnsmos, transcribe, word_error_rate
 from triptych.eval.image import psnr
 from triptych.scenes.judge import score_images
 from triptych.scenes.samples import SPLITS, scene_sample
-from triptych.scenes.speech import available_voices, speakable, synthesize
+from triptych.scenes.speech import ALWAYS_AVAILABLE, available_voices, speakable, synthesize
 from triptych.scenes.world import FULL, Scene, World
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.mel_rvq import MelRVQ
@@ -78,7 +78,9 @@ def _evaluate_speech(
     bundle: TokenizerBundle, number: int, split: str, world: World, folder: Path | None, progress: Progress
 ) -> dict[str, dict[str, float]]:
     """Measures by voice, and "all"."""
-    names = (*available_voices(folder), *available_voices(folder, held_out=True))
+    names: tuple[str, ...] = (ALWAYS_AVAILABLE,)
+    if not world.plain_language:
+        names = (*available_voices(folder), *available_voices(folder, held_out=True))
     clips: dict[str, list[tuple[str, Audio]]] = {}
     for place, voice in enumerate(names):
         rngs = [np.random.default_rng([SPLITS.index(split), place, index]) for index in range(number)]

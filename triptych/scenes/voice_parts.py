@@ -162,6 +162,8 @@ def write_voice(
     `packed_from`, the hash of its samples in another folder, compresses it with loss: for a voice that is finished.
     """
     soundfile = require("soundfile", "data", "writing speech")
+    if packed_from and "OPUS" not in soundfile.available_subtypes("OGG"):
+        raise UserError("this libsndfile cannot write Opus; install the wheel of soundfile, which brings its own.")
     path, other = folder / f"{get_voice(voice).name}.flac", folder / f"{get_voice(voice).name}.opus"
     if packed_from:
         path, other = other, path
@@ -182,8 +184,8 @@ def write_voice(
     }
     # A kill between the two files leaves a voice without an index, which is made again, and never a wrong index.
     _index_path(folder, voice).unlink(missing_ok=True)
-    other.unlink(missing_ok=True)
     write_atomically(path, content.getvalue())
+    other.unlink(missing_ok=True)
     write_atomically(_index_path(folder, voice), (json.dumps(index) + "\n").encode())
 
 
@@ -285,12 +287,19 @@ def pack_voices(source: Path, target: Path, names: Iterable[str]) -> list[str]:
 
     Voices that were packed before and have not changed stay as they are: the same samples give other bytes each time.
     """
-    target.mkdir(parents=True, exist_ok=True)
-    checked = [name for name in names if is_stored(source, name) and is_checked(source, name)]
-    for name in checked:
-        version = _hash(_read_audio(source, name))
-        if is_stored(target, name) and _read_index(target, name).get(_SOURCE) == version:
+    packed = []
+    for name in names:
+        if not is_stored(source, name):
             continue
-        dropped = dropped_parts(source, name)
-        write_voice(target, name, read_voice(source, name), checked=True, dropped=dropped, packed_from=version)
-    return checked
+        if (target / f"{name}.flac").exists():
+            raise UserError(f"{target} has the voice {name!r} without loss; pack into another folder.")
+        with held_voice(source, name, print) as is_held:
+            if not is_held or not is_checked(source, name):
+                continue
+            version = _hash(_read_audio(source, name) + _index_path(source, name).read_bytes())
+            if not is_stored(target, name) or _read_index(target, name).get(_SOURCE) != version:
+                target.mkdir(parents=True, exist_ok=True)
+                dropped = dropped_parts(source, name)
+                write_voice(target, name, read_voice(source, name), checked=True, dropped=dropped, packed_from=version)
+        packed.append(name)
+    return packed

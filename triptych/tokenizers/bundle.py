@@ -15,7 +15,8 @@ from triptych.errors import CheckpointError, UserError, did_you_mean
 from triptych.tokenizers.base import AudioTokenizer, ImageTokenizer, Tokenizer, read_spec
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
-BUILTIN_TOKENIZERS = {"scenes": Path(__file__).parent.parent / "assets" / "tokenizers" / "scenes"}
+_ASSETS = Path(__file__).parent.parent / "assets" / "tokenizers"
+BUILTIN_TOKENIZERS = {name: _ASSETS / name for name in ("scenes", "scenes-full")}
 """Bundles in the package, by name: "scenes" are the demo tokenizers, fitted to the toy dataset (preset `small`)."""
 
 PAPER_TOKENIZERS = "tokenizers/paper"
@@ -56,7 +57,7 @@ class TokenizerBundle:
 
     @classmethod
     def load(cls, source: str | Path) -> "TokenizerBundle":
-        """Open a saved bundle by its folder, or a built-in one by its name ("scenes")."""
+        """Open a saved bundle by its folder, or a built-in one by its name ("scenes", "scenes-full")."""
         folder = BUILTIN_TOKENIZERS.get(str(source), Path(source))
         if not folder.is_dir():
             known = did_you_mean(str(source), list(BUILTIN_TOKENIZERS))

@@ -77,40 +77,38 @@ def fit_decoder(
     steps: int,
     generator: torch.Generator,
     learning_rate: float = 2e-3,
-    crop_frames: int = 20,
-    batch: int = 16,
+    crop_frames: int = 32,
+    batch: int = 32,
     report: Report = print,
 ) -> SpectrumDecoder:
-    """Train the decoder to predict the fine spectrum from quantised components, on random crops."""
+    """Train the decoder to predict the fine spectrum from quantised components, on random crops.
+
+    Clips are joined to one, so that short ones are used, too; a crop may cross from one to the next.
+    """
     mel = tokenizer.mel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
         decoder = SpectrumDecoder(tokenizer.basis.shape[1], mel.fft // 2 + 1)
     with torch.no_grad():
-        targets = [mel.magnitude(wave).clamp(min=1e-4).log().half() for wave in waves]
-        inputs = []
-        for wave in waves:
-            stacked = mel.log_mel(wave).reshape(-1, STACK * mel.bands)
-            components = (stacked - tokenizer.mean) @ tokenizer.basis
-            inputs.append(tokenizer.dequantize(tokenizer.quantize(components)))
-        decoder.leave.bias.copy_(torch.cat(targets[:200]).float().mean(0))
+        targets = torch.cat([mel.magnitude(wave).clamp(min=1e-4).log().half() for wave in waves])
+        stacked = torch.cat([mel.log_mel(wave).reshape(-1, STACK * mel.bands) for wave in waves])
+        components = (stacked - tokenizer.mean) @ tokenizer.basis
+        inputs = torch.cat([tokenizer.dequantize(tokenizer.quantize(part)) for part in components.split(8192)])
+        del stacked, components
+        decoder.leave.bias.copy_(targets[: 2**16].float().mean(0))
+    crop_frames = min(crop_frames, len(inputs))
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min(1.0, (s + 1) / 100) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * s / steps)))
     )
-    long_enough = [number for number, item in enumerate(inputs) if len(item) > crop_frames]
     started, recent = time.monotonic(), 0.0
     for step in range(steps):
-        chosen = torch.randint(len(long_enough), (batch,), generator=generator)
-        x, y = [], []
-        for number in (long_enough[int(i)] for i in chosen):
-            start = int(torch.randint(len(inputs[number]) - crop_frames + 1, (1,), generator=generator))
-            x.append(inputs[number][start : start + crop_frames])
-            y.append(targets[number][start * STACK : (start + crop_frames) * STACK])
-        target = torch.stack(y).float()
+        starts = torch.randint(len(inputs) - crop_frames + 1, (batch,), generator=generator).tolist()
+        crops = torch.stack([inputs[start : start + crop_frames] for start in starts])
+        target = torch.stack([targets[start * STACK : (start + crop_frames) * STACK] for start in starts]).float()
         # Loud parts matter most to the ear: the weight grows with the level, with a minimum for quiet parts.
         weight = (target.exp() / 2).clamp(0.1, 1.0)
-        loss = (weight * F.l1_loss(decoder(torch.stack(x)), target, reduction="none")).mean() / weight.mean()
+        loss = (weight * F.l1_loss(decoder(crops), target, reduction="none")).mean() / weight.mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)

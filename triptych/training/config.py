@@ -76,8 +76,10 @@ class ParallelConfig:
 
     shard: int | None = None
     """Ranks that share one copy of the weights; None for all ranks. It must divide the number of ranks."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward and backward pass. Weights, optimizer state and gradient sums are always float32."""
+    precision: Literal["float32", "bfloat16", "bfloat16-products"] = "float32"
+    """Precision of the forward and backward pass; weights and optimizer state are always float32. "bfloat16-products"
+    is for CPUs with bfloat16 instructions: factors and results of the products with the blocks' matrices are rounded,
+    and attention, norms, residuals and the head stay float32."""
     checkpoint_activations: bool = False
     """Keep only the input of each block and recompute the rest: less memory, a third more time."""
     compile: bool = False

@@ -3,7 +3,7 @@
 All of it is applied to the plain model from outside. Weights, gradients and optimizer state are sharded over the ranks
 of a copy; the weights of a block are gathered just before they are used.
 
-    one rank, float32     the plain model
+    one rank              the plain model, unless the precision is bfloat16
     shard = none          one copy over all ranks
     shard = 8 of 64       8 copies over 8 ranks each (hybrid): weights are gathered within a node, gradients are summed
                           over all nodes
@@ -23,17 +23,21 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from triptych.errors import UserError
+from triptych.model.fused import linear_in_bfloat16
+from triptych.model.layers import Attention, GatedMLP
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.training.config import ParallelConfig
 from triptych.vocab import Vocabulary
 
 
 def build_mesh(config: ParallelConfig, size: int, device_type: str) -> DeviceMesh | None:
-    """The ranks as copies x shards; None for one rank in float32, which needs no sharding."""
+    """The ranks as copies x shards; None for one rank, unless FSDP2 is to do mixed precision."""
+    if config.precision == "bfloat16-products" and device_type == "cuda":
+        raise UserError("parallel.precision=bfloat16-products is for CPUs; on a GPU, use parallel.precision=bfloat16.")
     shard = size if config.shard is None else config.shard
     if size % shard:
         raise UserError(f"parallel.shard={shard} must divide the number of ranks, {size}.")
-    if size == 1 and config.precision == "float32":
+    if size == 1 and config.precision != "bfloat16":
         return None
     if size == 1 and not dist.is_initialized():  # FSDP2 does mixed precision on one rank too
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
@@ -57,6 +61,10 @@ def build_sharded(
 
 def apply(model: Transformer, config: ParallelConfig, mesh: DeviceMesh | None) -> None:
     """Compile, checkpoint and shard a model, in place."""
+    if config.precision == "bfloat16-products":
+        for layer in model.modules():
+            if isinstance(layer, Attention | GatedMLP):
+                layer.linear = linear_in_bfloat16
     for block in model.blocks:
         # Wraps `forward`, inside the hooks in which FSDP2 gathers weights; no parameter name changes.
         if config.compile:

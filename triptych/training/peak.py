@@ -5,11 +5,11 @@ import time
 import torch
 
 
-def matmul_peak(device: torch.device, seconds: float = 0.5) -> float:
-    """FLOP/s of the fastest of several square float32 products, with the current number of threads."""
+def matmul_peak(device: torch.device, dtype: torch.dtype = torch.float32, seconds: float = 0.5) -> float:
+    """FLOP/s of the fastest of several square products, with the current number of threads."""
     best = 0.0
     for size in (512, 1024, 2048):
-        a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = a @ b
         first = time.perf_counter()
         while time.perf_counter() - first < seconds / 3:

@@ -99,6 +99,7 @@ def _train(
             return
         if state.step:
             say(f"resuming at step {state.step} of {num_steps}")
+        products = torch.bfloat16 if config.parallel.precision == "bfloat16-products" else torch.float32
         loggers: list[Logger] = [] if quiet else [Console()]
         on_validation: OnValidation | None = None
         if config.tensorboard and ranks.is_rank0:
@@ -111,7 +112,7 @@ def _train(
             train_loop(
                 run,
                 loggers,
-                peak_flops=matmul_peak(device) * ranks.size,
+                peak_flops=matmul_peak(device, products) * ranks.size,
                 on_validation=on_validation,
                 stop_after=stop_after,
             )

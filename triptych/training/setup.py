@@ -139,9 +139,10 @@ def need_data(config: RunConfig) -> None:
     for key, folders in (("data", config.data), ("validation_data", config.validation_data)):
         for folder in folders:
             if not (Path(folder) / "manifest.json").exists():
+                made = "data/scenes-full --preset full" if config.tokenizers == "scenes-full" else "data/scenes"
                 raise UserError(
                     f"{key}: {folder} holds no dataset. The recipes of the toy dataset need `triptych scenes make "
-                    f"data/scenes`. {own}{' Add validation_data= to train without validation.' * (key != 'data')}"
+                    f"{made}`. {own}{' Add validation_data= to train without validation.' * (key != 'data')}"
                 )
 
 
