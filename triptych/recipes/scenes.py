@@ -87,9 +87,9 @@ def scenes_full() -> RunConfig:
         model=replace(run.model, num_layers=6, width=224, num_heads=7, d_ff=600, max_learned_positions=432),
         loader=replace(
             run.loader,
-            seq_len=464,
+            seq_len=648,  # the longest of 82,000 sequences of speech and text has 636 tokens
             global_batch=96,
-            layout=Packed(row_length=464),
+            layout=Packed(row_length=648),
             task_weights={"text": 0.05, "image-text": 0.65, "audio-text": 0.3},
             open_ends=OpenEnds(probability=0.25, text=32, audio=426, audio_share=0.4),
         ),
