@@ -29,6 +29,7 @@ from triptych.scenes.picture import holds
 from triptych.scenes.question_forms import forms, read_question
 from triptych.scenes.spoken import all_spoken_parts
 from triptych.scenes.voice_parts import build_parts, fingerprint, write_voice
+from triptych.scenes.voices import HELD_OUT_VOICES, TRAINING_VOICES
 from triptych.scenes.voices import VOICES as ALL_VOICES
 from triptych.scenes.world import FULL, SMALL, ObjectGroup, Scene
 from triptych.utils.media import Audio
@@ -251,7 +252,7 @@ def test_speech_is_scored_by_group_of_voices(voices, without_packages):
         assert result.scores[f"text to speech, Whisper WER, {kind}"].n == 2
     expected = {"folder": str(voices), "training": ["heart", "emma"], "held_out": ["sarah"]}
     assert result.extras["voices"] == expected
-    assert f"  speech: 2 training voices, 1 never heard in training, of {voices}" in lines
+    assert f"  speech: 2 training voices, 1 never heard in training ({voices})" in lines
 
 
 class OneVoice(Perfect):
@@ -322,20 +323,20 @@ def test_one_voice_is_not_judged(tmp_path, monkeypatch, without_packages):
 def test_without_a_folder_the_built_in_voices_are_used_and_the_result_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = Voices.find(None)
-    assert len(found.training) > 5
-    assert found.label == "built-in"
+    assert (found.training, found.held_out, found.label) == (TRAINING_VOICES, HELD_OUT_VOICES, "built-in")
     result, lines = evaluated(Perfect(FULL), directions=["transcribe"])
-    names = {"training": list(found.training), "held_out": list(found.held_out)}
+    names = {"training": list(TRAINING_VOICES), "held_out": list(HELD_OUT_VOICES)}
     assert result.extras["voices"] == {"folder": "built-in", **names}
-    assert any(line.endswith("of built-in") for line in lines)
+    assert "  speech: 25 training voices, 4 never heard in training (built-in)" in lines
 
 
 def test_without_any_folder_there_is_one_voice_and_the_result_says_so(monkeypatch, without_packages, tmp_path):
     monkeypatch.setattr(speech, "BUILT_IN_VOICES", tmp_path)
     monkeypatch.chdir(tmp_path)
-    result, _ = evaluated(Perfect(FULL), directions=["transcribe"])
+    result, lines = evaluated(Perfect(FULL), directions=["transcribe"])
     assert result.extras["voices"]["training"] == ["robin"]
     assert not result.extras["voices"]["held_out"]
+    assert "  speech: only the voice robin" in lines
     assert not any("never heard" in name for name in result.scores)
 
 

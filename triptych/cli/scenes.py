@@ -3,10 +3,14 @@
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from triptych.cli.args import positive_int
 from triptych.cli.command import DATA, Command, num_cpus, one_of
 from triptych.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from triptych.training.config import RunConfig
 
 _PRESETS = ["full", "small"]
 _VOICES = Path("data/voices")
@@ -150,16 +154,21 @@ def _run_make(args: argparse.Namespace) -> None:
     print(f"{args.folder}: train with `{_train_command(args)}`")
 
 
+def _recipe(args: argparse.Namespace) -> "RunConfig":
+    from triptych.recipes import recipe
+
+    return recipe({"small": "scenes", "full": "scenes_full"}[args.preset])
+
+
 def _tokenizers(args: argparse.Namespace) -> str:
-    return args.tokenizers or {"small": "scenes", "full": "scenes-full"}[args.preset]
+    return args.tokenizers or _recipe(args).tokenizers
 
 
 def _train_command(args: argparse.Namespace) -> str:
     """The command that trains on what was made, with whatever differs from the recipe's own dataset."""
-    from triptych.recipes import recipe
     from triptych.scenes.speech import available_voices
 
-    config = recipe({"small": "scenes", "full": "scenes_full"}[args.preset])
+    config = _recipe(args)
     words = ["triptych", "train", config.recipe]
     for name in ("data", "validation_data"):
         planned = tuple(Path(folder) for folder in getattr(config, name))

@@ -88,7 +88,7 @@ class Voices:
         if self.folder is None or not has_voices(self.folder):
             return f"speech: only the voice {ALWAYS_AVAILABLE}"
         held_out = f"{len(self.held_out)} never heard in training" if self.held_out else "none that was held out"
-        return f"speech: {len(self.training)} training voices, {held_out}, of {self.label}"
+        return f"speech: {len(self.training)} training voices, {held_out} ({self.label})"
 
 
 @dataclass(frozen=True)

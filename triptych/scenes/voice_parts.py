@@ -282,7 +282,7 @@ def _read_clips(folder: Path, voice: str) -> dict[str, np.ndarray] | None:
     return {part: samples[start:stop] for part, (start, stop) in index["parts"].items()}
 
 
-def pack_voices(source: Path, target: Path, names: Iterable[str]) -> list[str]:
+def pack_voices(source: Path, target: Path, names: Iterable[str], report: Callable[[str], None] = print) -> list[str]:
     """Copy the voices of a folder that are checked into another one, compressed. Returns their names.
 
     Voices that were packed before and have not changed stay as they are: the same samples give other bytes each time.
@@ -293,7 +293,7 @@ def pack_voices(source: Path, target: Path, names: Iterable[str]) -> list[str]:
             continue
         if (target / f"{name}.flac").exists():
             raise UserError(f"{target} has the voice {name!r} without loss; pack into another folder.")
-        with held_voice(source, name, print) as is_held:
+        with held_voice(source, name, report) as is_held:
             if not is_held or not is_checked(source, name):
                 continue
             version = _hash(_read_audio(source, name) + _index_path(source, name).read_bytes())

@@ -17,7 +17,7 @@ from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 _ASSETS = Path(__file__).parent.parent / "assets" / "tokenizers"
 BUILTIN_TOKENIZERS = {name: _ASSETS / name for name in ("scenes", "scenes-full")}
-"""Bundles in the package, by name: "scenes" are the demo tokenizers, fitted to the toy dataset (preset `small`)."""
+"""Bundles in the package, by name: the demo tokenizers, fitted to the presets `small` and `full` of the toy dataset."""
 
 PAPER_TOKENIZERS = "tokenizers/paper"
 """Folder, relative to the working directory, in which the paper's recipes expect the paper's tokenizers."""

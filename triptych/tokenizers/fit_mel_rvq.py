@@ -35,8 +35,8 @@ def fit_mel_rvq(
     mean = features.mean(0)
     # Eigenvectors of the covariance; eigenvalues are in ascending order.
     basis = torch.linalg.eigh(torch.cov(features.T)).eigenvectors.flip(1)[:, :components].contiguous()
-    residual = (features - mean) @ basis
-    variance, codebooks = residual.square().sum(), []
+    components_NC = (features - mean) @ basis
+    residual, variance, codebooks = components_NC, components_NC.square().sum(), []
     report(f"{len(features):,} frames, {components} components")
     for number in range(num_codebooks):
         codebook, chosen = kmeans(residual, codes, generator)
@@ -45,7 +45,8 @@ def fit_mel_rvq(
         report(f"codebook {number}: {float(residual.square().sum() / variance):.2%} of the variance left")
     tokenizer = MelRVQ(mean, basis, torch.stack(codebooks), None, mel)
     if decoder_steps:
-        tokenizer.decoder = fit_decoder(tokenizer, waves, decoder_steps, generator, report=report).eval()
+        quantized = components_NC - residual
+        tokenizer.decoder = fit_decoder(quantized, waves, mel, decoder_steps, generator, report=report).eval()
     return tokenizer
 
 
@@ -72,8 +73,9 @@ def _nearest(points: Tensor, centres: Tensor) -> Tensor:
 
 
 def fit_decoder(
-    tokenizer: MelRVQ,
+    quantized_NC: Tensor,
     waves: Sequence[Tensor],
+    mel: MelConfig,
     steps: int,
     generator: torch.Generator,
     learning_rate: float = 2e-3,
@@ -81,30 +83,25 @@ def fit_decoder(
     batch: int = 32,
     report: Report = print,
 ) -> SpectrumDecoder:
-    """Train the decoder to predict the fine spectrum from quantised components, on random crops.
+    """Train the decoder to predict the fine spectrum of the waves from their quantised components, on random crops.
 
     Clips are joined to one, so that short ones are used, too; a crop may cross from one to the next.
     """
-    mel = tokenizer.mel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
-        decoder = SpectrumDecoder(tokenizer.basis.shape[1], mel.fft // 2 + 1)
+        decoder = SpectrumDecoder(quantized_NC.shape[1], mel.fft // 2 + 1)
     with torch.no_grad():
         targets = torch.cat([mel.magnitude(wave).clamp(min=1e-4).log().half() for wave in waves])
-        stacked = torch.cat([mel.log_mel(wave).reshape(-1, STACK * mel.bands) for wave in waves])
-        components = (stacked - tokenizer.mean) @ tokenizer.basis
-        inputs = torch.cat([tokenizer.dequantize(tokenizer.quantize(part)) for part in components.split(8192)])
-        del stacked, components
         decoder.leave.bias.copy_(targets[: 2**16].float().mean(0))
-    crop_frames = min(crop_frames, len(inputs))
+    crop_frames = min(crop_frames, len(quantized_NC))
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min(1.0, (s + 1) / 100) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * s / steps)))
     )
     started, recent = time.monotonic(), 0.0
     for step in range(steps):
-        starts = torch.randint(len(inputs) - crop_frames + 1, (batch,), generator=generator).tolist()
-        crops = torch.stack([inputs[start : start + crop_frames] for start in starts])
+        starts = torch.randint(len(quantized_NC) - crop_frames + 1, (batch,), generator=generator).tolist()
+        crops = torch.stack([quantized_NC[start : start + crop_frames] for start in starts])
         target = torch.stack([targets[start * STACK : (start + crop_frames) * STACK] for start in starts]).float()
         # Loud parts matter most to the ear: the weight grows with the level, with a minimum for quiet parts.
         weight = (target.exp() / 2).clamp(0.1, 1.0)
