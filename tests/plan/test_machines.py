@@ -10,6 +10,7 @@ from triptych.errors import UserError
 from triptych.plan.estimate import estimate
 from triptych.plan.machines import GPUS, find_machine
 from triptych.recipes import recipe
+from triptych.training.peak import products_dtype
 from triptych.utils.config import override
 from triptych.vocab import paper_vocabulary
 
@@ -27,11 +28,12 @@ def test_nominal_memory_and_peak_of_gpus() -> None:
 
 
 def test_ranks_share_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triptych.plan.machines, "matmul_peak", lambda device: 1e12)
+    monkeypatch.setattr(triptych.plan.machines, "matmul_peak", lambda device, dtype: 16e12 / dtype.itemsize)
     alone, four = find_machine("cpu", 1), find_machine("cpu", 4)
+    assert find_machine("cpu", 1, products_dtype("bfloat16-products")).peak == 8e12
     pages = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
     assert alone.memory == pytest.approx(1024 * int(pages.split()[1]), rel=0.01)
-    assert (alone.peak, four.peak, four.memory) == (1e12, 0.25e12, alone.memory / 4)
+    assert (alone.peak, four.peak, four.memory) == (4e12, 1e12, alone.memory / 4)
     assert not alone.is_gpu
     # A CPU rank also holds the copy that a checkpoint is written from.
     config = override(recipe("paper_base"), ["loader.layout.micro_batch_rows=1"])

@@ -398,9 +398,28 @@ def test_a_broken_index_is_one_line(content: str, tmp_path: Path) -> None:
         lambda: build_parts(tmp_path, ["emma"], PARTS, lambda line: None, _tone),
     ]
     for use in uses:
-        with pytest.raises(UserError, match=r"emma\.json is broken.*`triptych scenes voices`") as error:
+        with pytest.raises(UserError, match=r"emma\.json is broken.*`triptych scenes voices .*` makes") as error:
             use()
         assert "\n" not in str(error.value)
+
+
+def test_a_damaged_built_in_voice_is_installed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_parts(tmp_path, ["emma"], PARTS, lambda line: None, _tone)
+    monkeypatch.setattr(voice_parts, "BUILT_IN_VOICES", tmp_path)
+    monkeypatch.setattr(voice_parts, "_REREAD_SECONDS", 0)
+    content = (tmp_path / "emma.flac").read_bytes()
+    (tmp_path / "emma.flac").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match="install triptych again") as error:
+        read_voice(tmp_path, "emma")
+    assert "scenes voices" not in str(error.value)
+
+
+def test_a_libsndfile_without_opus_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clips = {part: _tone(part, "emma") for part in PARTS}
+    voice_parts.write_voice(tmp_path, "emma", clips, packed_from="0" * 16)
+    monkeypatch.setattr("soundfile.available_subtypes", lambda format: {"VORBIS": "Vorbis"})
+    with pytest.raises(UserError, match="this libsndfile has no Opus"):
+        read_voice(tmp_path, "emma")
 
 
 def test_broken_samples_and_a_voice_without_parts_are_one_line(tmp_path: Path) -> None:

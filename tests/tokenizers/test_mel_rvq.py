@@ -1,5 +1,7 @@
 """MelRVQ: frames, residual quantisation, decoding, saving, errors."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +126,11 @@ def test_bad_input_is_one_clear_line(fitted, tmp_path):
         fitted.decode([np.array([1, 2, 3, 4])])
     assert len(fitted.decode([np.array([], dtype=np.int32)])[0].samples) == 0
     fitted.save(tmp_path)
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | {"log_base": 10}))
+    with pytest.raises(CheckpointError, match="unknown settings log_base"):
+        MelRVQ.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     weights = tmp_path / "mel_rvq.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="is not a usable mel-rvq tokenizer"):

@@ -90,6 +90,16 @@ def test_train_takes_a_configuration_and_can_be_quiet(
     assert tuple(capsys.readouterr()) == ("", "")
 
 
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_cpu_that_lacks_bfloat16_is_named(
+    is_slow: bool, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(run_module, "matmul_peak", lambda device, dtype: dtype.itemsize ** (1 if is_slow else -1))
+    changes = overrides(world, "num_steps=1", "parallel.precision=bfloat16-products")
+    train("nano", changes, out=tmp_path / "run", device="cpu")
+    assert ("warning: products in bfloat16 are slower than in float32" in capsys.readouterr().err) == is_slow
+
+
 def test_stop_after_is_not_the_end(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     def run(stop_after: int) -> str:
         train("nano", overrides(world, "num_steps=4"), out=out, device="cpu", stop_after=stop_after)

@@ -114,8 +114,9 @@ def _run(args: argparse.Namespace) -> None:
         from triptych.plan.machines import find_machine
         from triptych.plan.warnings import warnings_for
         from triptych.scaling.published import PAPER
+        from triptych.training.peak import products_dtype
 
-        machine = find_machine(args.gpu or "h100", args.gpus)
+        machine = find_machine(args.gpu or "h100", args.gpus, products_dtype(config.parallel.precision))
         run = estimate(config, vocabulary, machine, args.gpus, mfu=args.mfu or 0.4, price=args.price_per_hour)
         optimal_tokens = float(PAPER.tokens(count.blocks))
         warnings = warnings_for(run, optimal_tokens)

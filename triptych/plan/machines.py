@@ -19,7 +19,7 @@ class Machine:
     memory: float
     """Bytes. GPUs have their nominal size, with 1 GB = 10^9 bytes."""
     peak: float
-    """Peak FLOP/s of dense matrix products: bfloat16 on a GPU, float32 on a CPU."""
+    """Peak FLOP/s of dense matrix products: bfloat16 on a GPU, the precision of the run on a CPU."""
 
     @property
     def is_gpu(self) -> bool:
@@ -39,12 +39,15 @@ GPUS = {
 }
 
 
-def find_machine(name: str, ranks: int) -> Machine:
-    """A GPU by name, in any case, or `cpu`: an equal share of this machine for each rank, with its measured speed."""
+def find_machine(name: str, ranks: int, products: torch.dtype = torch.float32) -> Machine:
+    """A GPU by name, in any case, or `cpu`: an equal share of this machine for each rank, with its measured speed.
+
+    `products` is the precision that a CPU is measured in.
+    """
     key = name.lower()
     if key in GPUS:
         return GPUS[key]
     if key != CPU:
         raise UserError(f"unknown GPU {name!r}.{did_you_mean(name, [*GPUS, CPU])}")
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(CPU, installed / ranks, matmul_peak(torch.device(CPU)) / ranks)
+    return Machine(CPU, installed / ranks, matmul_peak(torch.device(CPU), products) / ranks)

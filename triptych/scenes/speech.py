@@ -14,7 +14,15 @@ import numpy as np
 from triptych.errors import UserError
 from triptych.scenes import voices
 from triptych.scenes.spoken import spoken_caption, spoken_parts
-from triptych.scenes.voice_parts import RATE, dropped_parts, is_stored, read_voice, speak_part, unfinished
+from triptych.scenes.voice_parts import (
+    BUILT_IN_VOICES,
+    RATE,
+    dropped_parts,
+    is_stored,
+    read_voice,
+    speak_part,
+    unfinished,
+)
 from triptych.scenes.voices import HELD_OUT_VOICES, TRAINING_VOICES, get_voice
 from triptych.scenes.world import FULL, Scene, World
 from triptych.utils.media import Audio
@@ -22,7 +30,6 @@ from triptych.utils.media import Audio
 FRAME_SECONDS = 0.04  # of the demo audio tokenizer; docs/decisions/0013 explains why parts fill whole frames
 MAX_TRAILING_FRAMES = 5  # of silence at the end
 ALWAYS_AVAILABLE = "robin"  # needs no folder
-BUILT_IN_VOICES = Path(__file__).parent.parent / "assets" / "voices"
 _MAX_DRAWS = 200  # of sentences that no voice says
 _SAMPLE_SCALE = 2**15  # voices are stored with 16 bits
 

@@ -31,6 +31,7 @@ from triptych.utils.files import write_atomically
 from triptych.utils.locks import AlreadyLocked, hold_lock
 from triptych.utils.media import Audio
 
+BUILT_IN_VOICES = Path(__file__).parent.parent / "assets" / "voices"
 RATE = 16_000
 SPEED = 1.3  # isolated phrases are spoken slowly
 _QUIET = 0.008  # root mean square over 10 ms of what is not speech (-42 dB)
@@ -162,8 +163,8 @@ def write_voice(
     `packed_from`, the hash of its samples in another folder, compresses it with loss: for a voice that is finished.
     """
     soundfile = require("soundfile", "data", "writing speech")
-    if packed_from and "OPUS" not in soundfile.available_subtypes("OGG"):
-        raise UserError("this libsndfile cannot write Opus; install the wheel of soundfile, which brings its own.")
+    if packed_from:
+        _need_opus()
     path, other = folder / f"{get_voice(voice).name}.flac", folder / f"{get_voice(voice).name}.opus"
     if packed_from:
         path, other = other, path
@@ -187,6 +188,18 @@ def write_voice(
     write_atomically(path, content.getvalue())
     other.unlink(missing_ok=True)
     write_atomically(_index_path(folder, voice), (json.dumps(index) + "\n").encode())
+
+
+def _how_to_replace(folder: Path, *files: Path) -> str:
+    if folder.resolve() == BUILT_IN_VOICES.resolve():
+        return "It is part of the package: install triptych again."
+    names = " and ".join(file.name for file in files)
+    return f"Delete {names}; `triptych scenes voices {folder}` makes the voice again."
+
+
+def _need_opus() -> None:
+    if "OPUS" not in require("soundfile", "data", "speech").available_subtypes("OGG"):
+        raise UserError("this libsndfile has no Opus; install the wheel of soundfile, which brings its own.")
 
 
 def _index_path(folder: Path, voice: str) -> Path:
@@ -218,7 +231,7 @@ def _read_index(folder: Path, voice: str) -> dict[str, Any]:
         raise UserError(f"{folder} has no voice {voice!r}; `triptych scenes voices` makes it.") from None
     except (ValueError, KeyError, TypeError, AttributeError):  # no JSON, or not that of a voice
         raise DataError(
-            f"{path} is broken: it does not say where each part is. Delete it; `triptych scenes voices` makes it again."
+            f"{path} is broken: it does not say where each part is. {_how_to_replace(folder, path)}"
         ) from None
     return index
 
@@ -229,8 +242,7 @@ def _read_audio(folder: Path, voice: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read ({error.strerror}). Delete {_index_path(folder, voice).name}, too; "
-            "`triptych scenes voices` makes the voice again."
+            f"{path} cannot be read ({error.strerror}). {_how_to_replace(folder, path, _index_path(folder, voice))}"
         ) from error
 
 
@@ -262,8 +274,8 @@ def read_voice(folder: Path, voice: str) -> dict[str, np.ndarray]:
     if clips is None:
         audio, index = _audio_path(folder, voice), _index_path(folder, voice)
         raise DataError(
-            f"{audio} is not the file that {index.name} belongs to: another process is changing the voice, or one of "
-            "the files was copied. Wait, or delete both; `triptych scenes voices` makes them again."
+            f"{audio} is not the file that {index.name} belongs to: another process is changing the voice, or a file "
+            f"is damaged. {_how_to_replace(folder, audio, index)}"
         )
     return clips
 
@@ -273,10 +285,13 @@ def _read_clips(folder: Path, voice: str) -> dict[str, np.ndarray] | None:
     index, content = _read_index(folder, voice), _read_audio(folder, voice)
     if _HASH in index and index[_HASH] != _hash(content):
         return None
+    path = _audio_path(folder, voice)
+    if path.suffix == ".opus":
+        _need_opus()
     try:
         samples = Audio.load(content).samples
     except DataError as error:
-        raise DataError(f"{_audio_path(folder, voice)} is no audio file: {error}") from error
+        raise DataError(f"{path} is no audio file: {error}") from error
     if len(samples) != max((stop for _, stop in index["parts"].values()), default=0):
         return None
     return {part: samples[start:stop] for part, (start, stop) in index["parts"].items()}

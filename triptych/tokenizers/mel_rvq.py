@@ -211,6 +211,13 @@ class MelRVQ:
                 decoder.load_state_dict(
                     {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
                 )
-            return cls(tensors["mean"], tensors["basis"], tensors["codebooks"], decoder, mel, spec["codebook_offsets"])
+            rvq = cls(tensors["mean"], tensors["basis"], tensors["codebooks"], decoder, mel, spec["codebook_offsets"])
         except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
             raise CheckpointError(f"{folder} is not a usable mel-rvq tokenizer ({error}).") from error
+        # A setting that this version does not know would change what the codes mean.
+        if unknown := sorted(spec.keys() - {"kind", "version", "vocab_size", "fingerprint", *rvq._config()}):
+            raise CheckpointError(
+                f"{folder} is not a usable mel-rvq tokenizer (unknown settings {', '.join(unknown)}); a newer version "
+                "of triptych may have made it."
+            )
+        return rvq

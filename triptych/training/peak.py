@@ -5,6 +5,11 @@ import time
 import torch
 
 
+def products_dtype(precision: str) -> torch.dtype:
+    """Precision of the matrix products on a CPU, by `parallel.precision`."""
+    return torch.bfloat16 if precision == "bfloat16-products" else torch.float32
+
+
 def matmul_peak(device: torch.device, dtype: torch.dtype = torch.float32, seconds: float = 0.5) -> float:
     """FLOP/s of the fastest of several square products, with the current number of threads."""
     best = 0.0

@@ -14,7 +14,7 @@ from triptych.training.config import RunConfig
 from triptych.training.launch import is_first_to_print
 from triptych.training.logging import Console, Logger
 from triptych.training.loop import OnValidation, train_loop
-from triptych.training.peak import matmul_peak
+from triptych.training.peak import matmul_peak, products_dtype
 from triptych.training.ranks import RankLost, Ranks, communication_problem, init_ranks, rank_device, shutdown_ranks
 from triptych.training.setup import need_data, open_run
 from triptych.training.signals import RunStopped
@@ -99,7 +99,13 @@ def _train(
             return
         if state.step:
             say(f"resuming at step {state.step} of {num_steps}")
-        products = torch.bfloat16 if config.parallel.precision == "bfloat16-products" else torch.float32
+        products = products_dtype(config.parallel.precision)
+        peak = matmul_peak(device, products)
+        if products != torch.float32 and peak < matmul_peak(device, torch.float32):
+            say(
+                "warning: products in bfloat16 are slower than in float32 on this CPU, which lacks the instructions; "
+                "remove parallel.precision."
+            )
         loggers: list[Logger] = [] if quiet else [Console()]
         on_validation: OnValidation | None = None
         if config.tensorboard and ranks.is_rank0:
@@ -112,7 +118,7 @@ def _train(
             train_loop(
                 run,
                 loggers,
-                peak_flops=matmul_peak(device, products) * ranks.size,
+                peak_flops=peak * ranks.size,
                 on_validation=on_validation,
                 stop_after=stop_after,
             )
