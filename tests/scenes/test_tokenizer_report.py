@@ -5,7 +5,7 @@ from PIL import Image
 from triptych.cli.main import main
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes import tokenizer_report
-from triptych.scenes.tokenizer_report import contact_sheet, evaluate_tokenizers
+from triptych.scenes.tokenizer_report import evaluate_tokenizers, scenes_sheet
 from triptych.scenes.world import FULL, SMALL
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.utils.media import Audio
@@ -67,7 +67,7 @@ def test_speech_is_measured_by_voice(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("split", "columns"), [("test", 2), ("train", 3)])
 def test_the_sheet_shows_originals_above_reconstructions(split, columns):
-    sheet = contact_sheet(TokenizerBundle.load("scenes"), split, columns=columns, rows=1, world=SMALL)
+    sheet = scenes_sheet(TokenizerBundle.load("scenes"), split, columns=columns, rows=1, world=SMALL)
     assert sheet.size == (66 * columns, 132)
 
 

@@ -44,11 +44,7 @@ def test_a_small_movq_learns_coloured_quarters(local):
     before = error(tokenizer)
     reports = []
 
-    def batches():
-        while True:
-            yield images
-
-    fit_movq(tokenizer, batches(), steps=150, learning_rate=3e-3, report=reports.append, report_every=50)
+    fit_movq(tokenizer, lambda step: images, steps=150, learning_rate=3e-3, report=reports.append, report_every=50)
     assert error(tokenizer) < 0.2 * before
     assert [r["step"] for r in reports] == [50, 100, 150]
 

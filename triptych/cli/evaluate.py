@@ -128,7 +128,7 @@ def _run_tokenizers(args: argparse.Namespace) -> None:
     if args.sheet is not None and args.sheet.suffix.lower() != ".png":
         raise UserError(f"--sheet must be a .png file, got {str(args.sheet)!r}.")
     from triptych.scenes.exam_samples import Voices, world_with_images_of
-    from triptych.scenes.tokenizer_report import contact_sheet, evaluate_tokenizers
+    from triptych.scenes.tokenizer_report import evaluate_tokenizers, scenes_sheet
     from triptych.tokenizers.bundle import TokenizerBundle
 
     bundle = TokenizerBundle.load(args.tokenizers)
@@ -137,7 +137,7 @@ def _run_tokenizers(args: argparse.Namespace) -> None:
     results = evaluate_tokenizers(bundle, args.images, args.speech, args.split, world, voices.folder, progress)
     if args.sheet is not None:
         args.sheet.parent.mkdir(parents=True, exist_ok=True)
-        contact_sheet(bundle, args.split, world=world).save(args.sheet)
+        scenes_sheet(bundle, args.split, world=world).save(args.sheet)
     if args.json is not None:
         write_json(results, args.json)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from triptych.scenes.image import draw
 from triptych.scenes.layout import place
@@ -20,12 +19,10 @@ from triptych.scenes.speech import available_voices, speakable, synthesize
 from triptych.scenes.vocabulary import model_words
 from triptych.scenes.voice_degrade import degrade
 from triptych.scenes.world import FULL
-from triptych.tokenizers.backdrop import separate
 from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq
-from triptych.tokenizers.fit_patch_vq import fit_patch_vq
+from triptych.tokenizers.fit_patch_vq import different_patches, fit_patch_vq
 from triptych.tokenizers.mel_rvq import MelRVQ
-from triptych.tokenizers.patch_vq import PatchVQ, PatchVQConfig, to_patches
-from triptych.tokenizers.pixels import to_pixels
+from triptych.tokenizers.patch_vq import PatchVQ, PatchVQConfig
 from triptych.tokenizers.text import ByteBPE
 from triptych.utils.media import Audio
 from triptych.vocab import Task, Vocabulary
@@ -54,13 +51,10 @@ def fit_text(report: Report, voices: Path | None = None) -> ByteBPE:
 
 
 def fit_image(report: Report, voices: Path | None = None) -> PatchVQ:
-    """Every patch once, with a weight that grows with its frequency."""
+    """All patches of pictures of several objects."""
     rng = np.random.default_rng(1)
-    images = (torch.from_numpy(to_pixels([draw(_crowded_picture(rng))])) for _ in range(CODE_IMAGES))
-    layers = torch.cat([separate(to_patches(image, IMAGE_CODES.patch))[0].half() for image in images])
-    _, first, count = np.unique(layers.numpy().view(np.uint16), axis=0, return_index=True, return_counts=True)
-    weights = torch.from_numpy(np.sqrt(count).clip(max=200)).float()
-    return fit_patch_vq(IMAGE_CODES, layers[torch.from_numpy(first)].float(), weights, report=report)
+    images = (draw(_crowded_picture(rng)) for _ in range(CODE_IMAGES))
+    return fit_patch_vq(IMAGE_CODES, *different_patches(images, IMAGE_CODES), report=report)
 
 
 def _crowded_picture(rng: np.random.Generator) -> Picture:

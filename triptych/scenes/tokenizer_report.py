@@ -9,6 +9,7 @@ from PIL import Image
 
 from triptych.eval.audio import dnsmos, transcribe, word_error_rate
 from triptych.eval.image import psnr
+from triptych.eval.tokenizers import contact_sheet
 from triptych.scenes.judge import score_images
 from triptych.scenes.samples import SPLITS, scene_sample
 from triptych.scenes.speech import ALWAYS_AVAILABLE, available_voices, speakable, synthesize
@@ -122,14 +123,9 @@ def _reconstruct(bundle: TokenizerBundle, images: Sequence[Image.Image]) -> list
     return [new if new.size == old.size else new.resize(old.size) for new, old in zip(decoded, images)]
 
 
-def contact_sheet(
+def scenes_sheet(
     bundle: TokenizerBundle, split: str = "test", columns: int = 10, rows: int = 4, world: World = FULL
 ) -> Image.Image:
     """Images of a split, each above its reconstruction."""
     _, originals, _ = _images(columns * rows, split, world)
-    cell = world.image_size + 2
-    sheet = Image.new("RGB", (columns * cell, 2 * rows * cell), "gray")
-    for index, pair in enumerate(zip(originals, _reconstruct(bundle, originals))):
-        for below, image in enumerate(pair):
-            sheet.paste(image, ((index % columns) * cell + 1, (2 * (index // columns) + below) * cell + 1))
-    return sheet
+    return contact_sheet(originals, _reconstruct(bundle, originals), columns)

@@ -8,7 +8,7 @@ A codebook larger than needed ends with many codes for nearly the same patch: `r
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from triptych.tokenizers.fit_state import FitState
 from triptych.tokenizers.image import MoVQ
 
 # B batch, C channels, K codes, N latents in a batch
@@ -62,45 +63,45 @@ def nearest_code(latents: Tensor, codes: Tensor) -> Tensor:
 
 def fit_movq(
     tokenizer: MoVQ,
-    batches: Iterator[Tensor],
+    batch: Callable[[int], Tensor],
     steps: int,
     learning_rate: float = 2e-3,
     quantize_from: float = 0.05,
     commitment: float = 0.25,
     seed: int = 0,
+    state: FitState | None = None,
     report: Callable[[dict[str, float]], None] | None = None,
     report_every: int = 100,
 ) -> None:
-    """Train a tokenizer's network in place on images [B, 3, H, W] in [-1, 1].
+    """Train a tokenizer's network in place; `batch(step)` gives the images [B, 3, H, W] of a step, in [-1, 1].
 
     For the first `quantize_from` of the steps it is a plain autoencoder; then the codebook starts from its latents.
+    Every step depends on the step before and its number alone, so a fit with a saved `state` resumes exactly.
     """
-    generator = torch.Generator().manual_seed(seed)
-    model = tokenizer.model
+    model, state = tokenizer.model, state or FitState()
     codes = model.quantize.embedding.weight
     codes.requires_grad_(False)
     codebook = EmaCodebook(codes.data)
+    kept = {"count": codebook.count, "total": codebook.total}
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
-    warmup = max(1, steps // 50)
     quantize_step = int(steps * quantize_from)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min(1.0, (s + 1) / warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * s / steps)))
-    )
-    recent: list[Tensor] = []
     started = time.monotonic()
     model.train()
-    for step in range(steps):
-        images = next(batches)
+    first = state.restore(model, optimizer, kept)
+    for step in range(first, steps):
+        generator = torch.Generator().manual_seed(seed * 2**32 + step)
+        images = batch(step)
+        if step == quantize_step:
+            with torch.no_grad():
+                recent = [_flat(tokenizer.latents(batch(earlier))) for earlier in range(max(0, step - 10), step + 1)]
+            codebook.reset(torch.cat(recent), generator)
         latents = tokenizer.latents(images)
-        flat = latents.movedim(1, -1).reshape(-1, latents.shape[1])
+        flat = _flat(latents)
         commit = torch.zeros(())
         if step < quantize_step:
             quantized = latents
-            recent = [*recent[-9:], flat.detach()]
         else:
-            if step == quantize_step:
-                codebook.reset(torch.cat(recent), generator)
             indices = nearest_code(flat.detach(), codes)
             chosen = codes[indices].view(latents.movedim(1, -1).shape).movedim(-1, 1)
             commit = F.mse_loss(latents, chosen)
@@ -114,20 +115,33 @@ def fit_movq(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * _lr_factor(step, steps)
         optimizer.step()
-        schedule.step()
-        if report and (step + 1) % report_every == 0:
+        if report and ((step + 1) % report_every == 0 or step + 1 == steps):
             mse = F.mse_loss(decoded.detach().clamp(-1, 1), images).item()
             report(
                 {
                     "step": step + 1,
                     "loss": loss.item(),
-                    "psnr": 10 * math.log10(4 / mse),
+                    "psnr": 10 * math.log10(4 / max(mse, 1e-9)),
                     "codes_used": int((codebook.count > 0.05).sum()),
-                    "seconds": time.monotonic() - started,
+                    "seconds_left": (time.monotonic() - started) / (step + 1 - first) * (steps - step - 1),
                 }
             )
+        state.save(step + 1, model, optimizer, kept)
     model.eval()
+
+
+def _flat(latents: Tensor) -> Tensor:
+    """[B, C, H, W] -> [N, C]."""
+    return latents.movedim(1, -1).reshape(-1, latents.shape[1])
+
+
+def _lr_factor(step: int, steps: int) -> float:
+    """Linear warm-up over 2 % of the steps, then a cosine down to 2 %."""
+    warmup = max(1, steps // 50)
+    return min(1.0, (step + 1) / warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 RETIRED_VALUE = 1e3  # of all components of a retired code: no latent is ever nearest to it

@@ -1,12 +1,15 @@
 """Fit the codebook of a `PatchVQ` to images by k-means."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from triptych.errors import UserError
+from triptych.tokenizers.backdrop import separate
 from triptych.tokenizers.patch_vq import (
     PatchVQ,
     PatchVQConfig,
@@ -14,9 +17,19 @@ from triptych.tokenizers.patch_vq import (
     nearest_code,
     quantize_codes,
     squared_length,
+    to_patches,
 )
+from triptych.tokenizers.pixels import to_pixels
 
 Report = Callable[[str], None]
+
+
+def different_patches(images: Iterable[Image.Image], config: PatchVQConfig) -> tuple[Tensor, Tensor]:
+    """Every patch once [N, L], without its background, with a weight [N] that grows with its frequency."""
+    pixels = (torch.from_numpy(to_pixels([image])) for image in images)
+    layers = torch.cat([separate(to_patches(image, config.patch))[0].half() for image in pixels])
+    _, first, count = np.unique(layers.numpy().view(np.uint16), axis=0, return_index=True, return_counts=True)
+    return layers[torch.from_numpy(first)].float(), torch.from_numpy(np.sqrt(count).clip(max=200)).float()
 
 
 def fit_patch_vq(

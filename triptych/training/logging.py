@@ -15,6 +15,7 @@ import torch
 
 import triptych
 from triptych.utils.legacy import with_current_keys
+from triptych.utils.units import human_duration
 
 
 class Logger(Protocol):
@@ -163,7 +164,7 @@ def _step_line(event: dict[str, Any]) -> str:
         speed += f", {event['mfu']:.0%} of peak"
     return (
         f"step {event['step']:>6}/{event['num_steps']}  loss {event['loss']:.3f} ({parts})  lr {event['lr']:.1e}  "
-        f"{speed}, {_duration(event['seconds_left'])} left"
+        f"{speed}, {human_duration(event['seconds_left'])} left"
     )
 
 
@@ -197,12 +198,6 @@ _LINES = {
     "rolled back": lambda event: (
         f"step {event['step']:>6}  rolled back to the weights of step {event['weights_of']} after a series of spikes"
     ),
-    "end": lambda event: f"done: {event['step']:,} steps in {_duration(event['seconds'])}",
+    "end": lambda event: f"done: {event['step']:,} steps in {human_duration(event['seconds'])}",
     "note": lambda event: event["text"],
 }
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

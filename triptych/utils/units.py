@@ -1,4 +1,4 @@
-"""Counts and bytes in short, readable form."""
+"""Counts, bytes and durations in short, readable form."""
 
 
 def human_number(number: float) -> str:
@@ -15,3 +15,9 @@ def human_bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:,.3g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
     return f"{number / 1e3:,.3g} kB"
+
+
+def human_duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
