@@ -2,10 +2,14 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from triptych.cli.args import positive_int
 from triptych.cli.command import TRAIN, Command, add_device
 from triptych.errors import UserError
+
+if TYPE_CHECKING:
+    from triptych.training.config import RunConfig
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
@@ -16,15 +20,15 @@ examples:
   triptych scenes make data/scenes --text 500 --images 1000 --speech 300 --validation 50     a little data first
   triptych train nano                                   a minute on a laptop, to see the loss fall
   triptych train scenes --out runs/scenes               the demo model, some hours on two cores
-  triptych train nano data=data/photos validation_data= loader.task_weights.text=0 loader.task_weights.audio-text=0 \\
-      prompts.words= prompts.caption_prompt= prompts.examples= loader.open_ends.text=100 --out runs/photos
-                                                        on your captioned images (see `triptych tokenize`)
+  triptych train own data=data/photos,data/notes --out runs/mine         on your data (docs/your-data.md)
+  triptych train my_recipe.py                           by a recipe of your own: a file that defines recipe()
+  triptych train --resume runs/mine                     continue a run without typing its settings again
   triptych train scenes optimizer.lr=2e-3 num_steps=5000 model.width=256
   triptych train scenes norm=sequence corrupt.schedule=cosine loader.task_weights.text=0.3
 
-recipes: scenes, nano (built-in toy dataset, for a CPU); paper_base, paper_3b, aspect_N (N layers of width 128 N);
-proxy (the small model on which hyperparameters are tuned). The recipes of the toy dataset read data/scenes, made by
-`triptych scenes make data/scenes`.
+recipes: own (your data); scenes, scenes_full, nano (built-in toy dataset, for a CPU; they read data/scenes, made by
+`triptych scenes make data/scenes`); paper_base, paper_3b, aspect_N (N layers of width 128 N); proxy (the small model
+on which hyperparameters are tuned).
 
 Several processes train one sharded model (docs/distributed.md):
   triptych train scenes --nproc 2
@@ -33,10 +37,11 @@ Several processes train one sharded model (docs/distributed.md):
 The run folder holds records.jsonl, config.json and checkpoints/. Ctrl-C saves a checkpoint before it stops.
 exit codes: 0 done, 1 crashed, 2 wrong argument or configuration, 3 data, 4 checkpoint, 5 diverged, 75 stopped by
 SIGTERM, SIGUSR1 or SIGHUP after saving (run the same command again), 130 stopped by Ctrl-C."""
-    parser.usage = "triptych train RECIPE [KEY=VALUE ...] [options]"
-    parser.add_argument("recipe", metavar="RECIPE")
+    parser.usage = "triptych train RECIPE [KEY=VALUE ...] [options]\n       triptych train --resume RUN [options]"
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a name, or a Python file that defines recipe()")
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe to change")
     parser.add_argument("--out", metavar="RUN", type=Path, help="folder of the run (default: runs/RECIPE)")
+    parser.add_argument("--resume", metavar="RUN", type=Path, help="continue this run with its own configuration")
     parser.add_argument("--stop-after", metavar="STEP", type=positive_int, help="save and stop at this step")
     parser.add_argument("--print-config", action="store_true", help="print the complete configuration as JSON and stop")
     parser.add_argument("--force", action="store_true", help="resume although the configuration or the data changed")
@@ -53,26 +58,24 @@ SIGTERM, SIGUSR1 or SIGHUP after saving (run the same command again), 130 stoppe
 
 
 def _run(args: argparse.Namespace) -> None:
+    source, changes, out = _source(args)
     if args.print_config:
         import json
 
-        from triptych.recipes import recipe
-        from triptych.utils.config import override, to_json
+        from triptych.utils.config import to_json
 
-        print(json.dumps(to_json(override(recipe(args.recipe), args.changes)), indent=2))
+        print(json.dumps(to_json(_config(source, changes)), indent=2))
         return
     if args.nproc is None:
         for name, default in (("nnodes", 1), ("rdzv_endpoint", None)):
             if getattr(args, name) != default:
                 raise UserError(f"--{name.replace('_', '-')} needs --nproc N: processes on this machine.")
     else:
-        from triptych.recipes import recipe
         from triptych.training.launch import launch
         from triptych.training.setup import need_data
-        from triptych.utils.config import override
         from triptych.utils.device import resolve_device
 
-        need_data(override(recipe(args.recipe), args.changes))
+        need_data(_config(source, changes))
         resolve_device(args.device)  # here, so that one process reports it
         code = launch(_of_one_rank(args), args.nproc, args.max_restarts, args.nnodes, args.rdzv_endpoint)
         if code:
@@ -81,9 +84,9 @@ def _run(args: argparse.Namespace) -> None:
     from triptych.training.run import train
 
     train(
-        args.recipe,
-        args.changes,
-        out=args.out,
+        source,
+        changes,
+        out=out,
         device=args.device,
         stop_after=args.stop_after,
         force=args.force,
@@ -91,10 +94,31 @@ def _run(args: argparse.Namespace) -> None:
     )
 
 
+def _source(args: argparse.Namespace) -> "tuple[str | RunConfig, list[str], Path | None]":
+    """The recipe, or the saved configuration with --resume; the changes; the folder of the run."""
+    if args.resume is None:
+        if args.recipe is None:
+            raise UserError("name a recipe, or --resume RUN. Recipes: own, scenes, nano (`triptych train --help`).")
+        return args.recipe, args.changes, args.out
+    if args.out is not None:
+        raise UserError("--resume continues the run in its own folder; leave out --out.")
+    from triptych.training.setup import read_run_config
+
+    changes = [*([args.recipe] if args.recipe is not None else []), *args.changes]
+    return read_run_config(args.resume), changes, args.resume
+
+
+def _config(source: "str | RunConfig", changes: list[str]) -> "RunConfig":
+    from triptych.recipes import configure
+    from triptych.utils.config import override
+
+    return configure(source, changes) if isinstance(source, str) else override(source, changes)
+
+
 def _of_one_rank(args: argparse.Namespace) -> list[str]:
     """The same command for one of the processes."""
-    words = ["train", args.recipe, *args.changes, "--device", args.device]
-    for option, value in (("--out", args.out), ("--stop-after", args.stop_after)):
+    words = ["train", *([args.recipe] if args.recipe is not None else []), *args.changes, "--device", args.device]
+    for option, value in (("--resume", args.resume), ("--out", args.out), ("--stop-after", args.stop_after)):
         words += [option, str(value)] if value is not None else []
     return words + [option for option, is_set in (("--force", args.force), ("--quiet", args.quiet)) if is_set]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from triptych.data.mix import Mixture, OnePass, source_weights
 from triptych.data.prefetch import Prefetcher
-from triptych.data.sequences import Documents, PackedText, Pairs, SequenceSource
+from triptych.data.sequences import Documents, PackedText, Pairs, SequenceSource, split_by_content
 from triptych.data.shards import TokenDataset
 from triptych.data.steps import LoaderConfig, Step, StepBuilder
 from triptych.errors import DataError, UserError
@@ -40,7 +40,8 @@ class Loader:
                 state = loader.state()  # resumes after this step
 
     With `one_pass`, for evaluation, every sequence of the datasets comes once, unshuffled; the last step may be
-    smaller. The number of ranks, the layout and the workers may change when a run is resumed; the data may not.
+    smaller. If the configuration holds sequences out, these are all others, or, with `held_out`, the ones held out.
+    The number of ranks, the layout and the workers may change when a run is resumed; the data may not.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Loader:
         start_step: int = 0,
         num_steps: int | None = None,
         one_pass: bool = False,
+        held_out: bool = False,
     ):
         if not 0 <= rank < world_size:
             raise UserError(f"rank must be in [0, world_size={world_size}), got {rank}.")
@@ -61,7 +63,7 @@ class Loader:
         opened = [item if isinstance(item, TokenDataset) else TokenDataset(item) for item in datasets]
         vocabulary = _common_vocabulary(opened)
         seeds = [None if one_pass else int(random_bits(config.seed, number)[0]) for number in range(len(opened))]
-        sources = [_source(dataset, config, seed) for dataset, seed in zip(opened, seeds)]
+        sources = [_source(dataset, config, seed, held_out) for dataset, seed in zip(opened, seeds)]
         sizes = [len(source) for source in sources]
         shares = None if one_pass else _shares(opened, sizes, config)
         stream = OnePass(sizes) if shares is None else Mixture(sizes, shares, config.seed)
@@ -131,12 +133,17 @@ class Loader:
 # -- parts of a loader -----------------------------------------------------------------------------------------
 
 
-def _source(dataset: TokenDataset, config: LoaderConfig, seed: int | None) -> SequenceSource:
-    if dataset.task != Task.TEXT:
-        return Pairs(dataset, config.seq_len, seed, config.open_ends)
-    if config.document_attention:
-        return Documents(dataset, config.seq_len, seed, config.open_ends)
-    return PackedText(dataset, config.seq_len, seed, config.p_subsample)
+def _source(dataset: TokenDataset, config: LoaderConfig, seed: int | None, held_out: bool) -> SequenceSource:
+    if dataset.task == Task.TEXT and not config.document_attention:
+        if config.held_out:
+            raise UserError(
+                "loader.held_out needs sequences that stay the same in every epoch: set "
+                "loader.document_attention=true, or give validation_data and loader.held_out=0."
+            )
+        return PackedText(dataset, config.seq_len, seed, config.p_subsample)
+    kind = Documents if dataset.task == Task.TEXT else Pairs
+    source = kind(dataset, config.seq_len, seed, config.open_ends)
+    return split_by_content(source, config.held_out, held_out=held_out) if config.held_out else source
 
 
 def _shares(datasets: Sequence[TokenDataset], sizes: Sequence[int], config: LoaderConfig) -> list[float]:
@@ -173,6 +180,8 @@ def _fingerprint(
     content: dict[str, Any] = {"order_version": _ORDER_VERSION, "one_pass": shares is None}
     for name in ("seed", "seq_len", "global_batch", "p_subsample", "document_attention", "mask_text_eos"):
         content[name] = getattr(config, name)
+    if config.held_out:
+        content["held_out"] = config.held_out
     if config.open_ends.probability:
         content["open_ends"] = asdict(config.open_ends)
     for number, dataset in enumerate(datasets):

@@ -28,6 +28,7 @@ from triptych.vocab import Modality, Task
 
 BLOCK = 1024  # documents are shuffled within blocks of this many neighbours
 PAIR_SPECIALS = 5  # TASK, BOS and EOS of the media, BOS and EOS of the text
+MAX_HELD_OUT = 2_000  # sequences of a dataset
 _CACHED_BLOCKS = 256
 _CACHED_SHARDS = 64
 
@@ -203,6 +204,17 @@ class Documents:
         written = _write_document(out[1:], text, int(start), bos, eos)
         out[1 + written :] = eos
 
+    def content_keys(self) -> np.ndarray:
+        """uint64 [n]: equal for pieces with the same number of equal documents."""
+        keys = [np.zeros(0, np.uint64)]
+        for shard in range(len(self.dataset.manifest.shards)):
+            document, piece = _locate(
+                self._piece_starts(shard), np.arange(self._starts[shard + 1] - self._starts[shard])
+            )
+            checksums = self.dataset.shard(shard).checksums[document].astype(np.uint64)
+            keys.append(checksums << np.uint64(32) | piece.astype(np.uint64))
+        return np.concatenate(keys)
+
     def _pieces(self, shard: int) -> np.ndarray:
         """Number of pieces of each document of a shard."""
         lengths = self.dataset.shard(shard).lengths
@@ -263,6 +275,11 @@ class Pairs:
             lengths[mine] = media + media_fill + text + text_fill
         return np.minimum(lengths + PAIR_SPECIALS - 2, self._seq_len)
 
+    def content_keys(self) -> np.ndarray:
+        """uint64 [n]: equal for equal samples."""
+        shards = range(len(self.dataset.manifest.shards))
+        return np.concatenate([np.zeros(0, np.uint64), *(self.dataset.shard(n).checksums for n in shards)])
+
     def _fills(
         self, media: np.ndarray, text: np.ndarray, indices: np.ndarray, epochs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -293,6 +310,36 @@ class Pairs:
         out[text_start - 1] = self._between[1]
         out[text_start:text_end] = text[: text_end - text_start]
         out[text_end:] = self._eos
+
+
+class Subset:
+    """Some sequences of a source, in its order."""
+
+    def __init__(self, source: SequenceSource, numbers: np.ndarray):
+        self.source, self.task, self._numbers = source, source.task, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+        return self.source.lengths(self._numbers[indices], epochs)
+
+    def write(self, index: int, epoch: int, out: np.ndarray) -> None:
+        self.source.write(int(self._numbers[index]), epoch, out)
+
+
+def split_by_content(source: Documents | Pairs, share: float, *, held_out: bool) -> Subset:
+    """The sequences that are held out, or all others. Equal sequences are on the same side, in every run."""
+    keys = random_bits(DataStream.HELD_OUT, source.content_keys())
+    count = min(MAX_HELD_OUT, max(1, round(share * len(keys))))
+    limit = np.partition(keys, count - 1)[count - 1] if len(keys) else 0
+    numbers = np.flatnonzero((keys <= limit) == held_out)
+    if not len(numbers):
+        raise DataError(
+            f"{source.dataset.folder} has {len(np.unique(keys))} different sequences, too few to hold some out for "
+            "validation. Add data, or set loader.held_out=0."
+        )
+    return Subset(source, numbers)
 
 
 def _text_specials(dataset: TokenDataset) -> tuple[int, int, int]:

@@ -189,6 +189,11 @@ class Shard:
         """Number of tokens of every sample, without specials."""
         return np.diff(self.offsets)
 
+    @property
+    def checksums(self) -> np.ndarray:
+        """CRC-32 of every sample."""
+        return self._crc32
+
     def __getitem__(self, index: int) -> TokenSample:
         start, stop = self.offsets[index], self.offsets[index + 1]
         record, split = self.tokens[start:stop], self.splits[index]
@@ -295,6 +300,16 @@ class TokenDataset:
             except DataError as error:
                 problems.append(str(error))
         return problems
+
+
+def find_dataset_folders(folders: Sequence[str]) -> tuple[str, ...]:
+    """The folders of datasets; for a folder that is none, those of the datasets below it, if there are any."""
+    found: list[str] = []
+    for folder in folders:
+        is_dataset = (Path(folder) / MANIFEST).exists()
+        below = [] if is_dataset else sorted(str(path.parent) for path in Path(folder).rglob(MANIFEST))
+        found += below or [folder]
+    return tuple(found)
 
 
 def _map_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -42,6 +42,9 @@ class LoaderConfig:
     """Sequences whose text EOS may be masked: text-only ("packed"), all ("all") or none ("none")."""
     open_ends: OpenEnds = NO_OPEN_ENDS
     """Variable-length training: some texts and audio clips are filled up with EOS (see `data.sequences`)."""
+    held_out: float = 0.0
+    """Share of the sequences of every dataset, chosen by a hash of their content, that is never trained on; without
+    validation_data, it is validated on. At most 2,000 sequences. Needs document_attention for text."""
     seed: int = 0
     """Seed of shuffling, text windows and EOS fill."""
     num_workers: int = 0
@@ -63,6 +66,8 @@ class LoaderConfig:
             raise UserError("prefetch must be at least 1 when there are workers; try prefetch=2.")
         if not 0 <= self.p_subsample <= 1:
             raise UserError(f"p_subsample must be between 0 and 1, got {self.p_subsample!r}.")
+        if not 0 <= self.held_out < 1:
+            raise UserError(f"held_out must be at least 0 and below 1, got {self.held_out!r}.")
         if self.mask_text_eos not in ("packed", "all", "none"):
             raise UserError(f"mask_text_eos must be 'packed', 'all' or 'none', got {self.mask_text_eos!r}.")
         if self.open_ends.probability and max(self.open_ends.text, self.open_ends.audio) + PAIR_SPECIALS > self.seq_len:

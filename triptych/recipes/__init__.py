@@ -1,11 +1,19 @@
-"""Recipes: functions that return a `RunConfig`, found by name."""
+"""Recipes: functions that return a `RunConfig`, found by name or in a file."""
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from triptych.data.shards import find_dataset_folders
 from triptych.errors import UserError, did_you_mean
 from triptych.recipes import paper, proxy, scenes
+from triptych.recipes.own import own
 from triptych.training.config import RunConfig
+from triptych.utils.config import override
 from triptych.utils.legacy import RENAMED_RECIPES
+
+OWN = "own"
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "scenes": scenes.scenes,
@@ -25,4 +33,44 @@ def recipe(name: str) -> RunConfig:
     prefix, _, layers = name.partition("aspect_")
     if not prefix and layers.isdecimal() and int(layers):
         return paper.fixed_aspect(int(layers))
-    raise UserError(f"unknown recipe {name!r}.{did_you_mean(name, [*RECIPES, 'aspect_8'])}")
+    raise UserError(f"unknown recipe {name!r}.{did_you_mean(name, [OWN, *RECIPES, 'aspect_8'])}")
+
+
+def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a recipe with changes: a name, `own` for anyone's data, or a Python file.
+
+    A file defines `recipe()`, which returns a `RunConfig`. A folder of data may hold several datasets.
+    """
+    if name.endswith(".py"):
+        base = _from_file(Path(name))
+    elif name == OWN:
+        given = [change.partition("=")[2] for change in changes if change.startswith("data=")]
+        base = own(find_dataset_folders(given[-1].split(",") if given else []))
+    else:
+        base = recipe(name)
+    config = override(base, changes)
+    if name == OWN and config.validation_data and not any(change.startswith("loader.held_out=") for change in changes):
+        config = replace(config, loader=replace(config.loader, held_out=0.0))
+    return replace(
+        config,
+        data=find_dataset_folders(config.data),
+        validation_data=find_dataset_folders(config.validation_data),
+    )
+
+
+def _from_file(path: Path) -> RunConfig:
+    if not path.is_file():
+        raise UserError(f"no such recipe file: {path}.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} cannot be run ({type(error).__name__}: {error}).") from error
+    function = getattr(module, "recipe", None)
+    config = function() if callable(function) else None
+    if not isinstance(config, RunConfig):
+        raise UserError(f"{path} must define recipe(), which returns a RunConfig (docs/configuration.md).")
+    return config

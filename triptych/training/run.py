@@ -46,11 +46,13 @@ def train(
     """
     if stop_after is not None and stop_after < 1:
         raise UserError(f"stop_after must be at least 1, got {stop_after}.")
+    changes = [overrides] if isinstance(overrides, str) else list(overrides)
     if isinstance(recipe, str):
-        from triptych.recipes import recipe as find_recipe
+        from triptych.recipes import configure
 
-        recipe = find_recipe(recipe)
-    config = override(recipe, [overrides] if isinstance(overrides, str) else list(overrides))
+        config = configure(recipe, changes)
+    else:
+        config = override(recipe, changes)
     need_data(config)  # before the tokenizers, which may be missing too
     if config.threads is not None:
         torch.set_num_threads(config.threads)

@@ -1,5 +1,6 @@
 """Open a run: new, from a saved model, or from its newest checkpoint. Check its data, tokenizers and memory."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,7 +26,8 @@ from triptych.training.logging import read_records
 from triptych.training.ranks import Ranks
 from triptych.training.state import Run, TrainState
 from triptych.training.step import build_model, build_optimizer, init_optimizer_state
-from triptych.utils.config import differences
+from triptych.utils.config import differences, from_json
+from triptych.utils.legacy import with_current_keys
 from triptych.utils.locks import FolderLock
 
 
@@ -125,25 +127,35 @@ def _load_weights(model: Transformer, name: str, bundle: TokenizerBundle) -> Non
         write_weight(parameter, weights[key])
 
 
+def read_run_config(folder: Path) -> RunConfig:
+    """The configuration of a run that was started."""
+    path = folder / "config.json"
+    if not (folder / "records.jsonl").exists():
+        raise UserError(f"{folder} holds no run to resume: expected config.json and records.jsonl in it.")
+    try:
+        content = with_current_keys(json.loads(path.read_text()))
+        return from_json(RunConfig, content)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not the configuration of a run ({error}).") from error
+
+
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
 def need_data(config: RunConfig) -> None:
     """Raise an error with the next command if the run has no data or a dataset is missing."""
-    own = (
-        "For your own files, run `triptych tokenize FOLDER --out data/mine`, then "
-        f"`triptych train {config.recipe} data=data/mine` (docs/training.md has the whole command)."
-    )
+    own = "For your own files: `triptych tokenize FOLDER --out data/mine`, then `triptych train own data=data/mine` "
+    own += "(docs/your-data.md)."
     if not config.data:
         raise UserError(f"the recipe {config.recipe!r} names no data. {own}")
     for key, folders in (("data", config.data), ("validation_data", config.validation_data)):
         for folder in folders:
-            if not (Path(folder) / "manifest.json").exists():
-                made = "data/scenes-full --preset full" if config.tokenizers == "scenes-full" else "data/scenes"
-                raise UserError(
-                    f"{key}: {folder} holds no dataset. The recipes of the toy dataset need `triptych scenes make "
-                    f"{made}`. {own}{' Add validation_data= to train without validation.' * (key != 'data')}"
-                )
+            if (Path(folder) / "manifest.json").exists():
+                continue
+            preset = "data/scenes-full --preset full" if config.recipe == "scenes_full" else "data/scenes"
+            toy = "" if config.recipe == "own" else f"The toy dataset is made by `triptych scenes make {preset}`. "
+            without = " Add validation_data=none to train without validation." * (key != "data")
+            raise UserError(f"{key}: {folder} holds no dataset. {toy}{own}{without}")
 
 
 def check_data(config: RunConfig, bundle: TokenizerBundle) -> None:

@@ -55,6 +55,36 @@ def to_json(value: Any, hint: Any = None) -> Any:
     return value
 
 
+def from_json(kind: type[Config], content: Any) -> Config:
+    """A configuration from its JSON; fields that it lacks have their defaults. Raises UserError for what is none."""
+    return _from_json(kind, content, "")
+
+
+def _from_json(hint: Any, value: Any, name: str) -> Any:
+    if value is None and _is_union(hint) and type(None) in get_args(hint):
+        return None
+    options = _options(hint)
+    if options:
+        if not isinstance(value, dict) or value.get("kind") not in options:
+            raise UserError(f"{name} must have a kind of {', '.join(options)}, got {str(value)[:100]}.")
+        hint, value = options[value["kind"]], {key: item for key, item in value.items() if key != "kind"}
+    elif _is_union(hint):
+        hint = next(member for member in get_args(hint) if member is not type(None))
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        if not isinstance(value, dict) or (unknown := [key for key in value if key not in hints]):
+            what = f"has the unknown key {unknown[0]!r}" if isinstance(value, dict) else "must have fields"
+            raise UserError(f"{name or 'the configuration'} {what}.")
+        inner = {key: _from_json(hints[key], item, f"{name}.{key}" if name else key) for key, item in value.items()}
+        try:
+            return hint(**inner)  # type: ignore[operator]
+        except TypeError as error:
+            raise UserError(f"{name or 'the configuration'} lacks a field ({error}).") from error
+    if get_origin(hint) is tuple:
+        return tuple(value)
+    return value
+
+
 def fill_in(saved: Any, config: Any, hint: Any = None) -> Any:
     """The saved JSON of a configuration, with defaults for fields that did not exist when it was saved.
 
@@ -246,7 +276,7 @@ def _parse(hint: Any, text: str, name: str) -> Any:
             raise UserError(f"{name} must be one of {', '.join(map(str, get_args(hint)))}, got {text!r}.")
         return text
     if get_origin(hint) is tuple:
-        return tuple(item for item in text.split(",") if item)
+        return () if text.lower() == "none" else tuple(item for item in text.split(",") if item)
     if hint is bool:
         if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
             raise UserError(f"{name} must be true or false, got {text!r}.")

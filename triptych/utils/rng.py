@@ -21,6 +21,7 @@ class DataStream(IntEnum):
     START = 3
     OPEN_MEDIA = 4
     OPEN_TEXT = 5
+    HELD_OUT = 7
 
 
 class CorruptStream(IntEnum):
