@@ -197,3 +197,13 @@ def test_wrong_folders_are_reported_in_one_line(words: list[str], message: str, 
     output = capsys.readouterr()
     assert message in output.err
     assert output.err.count("\n") == 1
+
+
+def test_losses_of_an_earlier_definition_are_not_mixed_with_new_ones(world: list[str], tmp_path: Path, capsys) -> None:
+    grid = tmp_path / "grid"
+    assert command("plan", "grid", "proxy", *SMALL, "--out", grid, *world) == 0
+    old = {"key": "1e+08 FLOPs 16 x 1 seed 0", "N": 3024, "loss": 3.0, "held_out": {"text": 2.9}}
+    (grid / "records.jsonl").write_text(json.dumps(old) + "\n")
+    assert command("sweep", grid) == 2
+    assert "do not follow the training mixture (an earlier version computed them)" in capsys.readouterr().err
+    assert not (grid / "runs").exists()

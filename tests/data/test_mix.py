@@ -82,6 +82,16 @@ def test_one_pass_is_in_order() -> None:
     assert picks.epochs.tolist() == [0] * 5
 
 
+def test_a_shuffled_pass_is_a_fixed_permutation() -> None:
+    stream = OnePass([200, 300], seed=3)
+    picks = stream[np.arange(500)]
+    assert sorted(zip(picks.sources.tolist(), picks.indices.tolist())) == [
+        (source, index) for source, size in enumerate((200, 300)) for index in range(size)
+    ]
+    assert (OnePass([200, 300], seed=3)[np.arange(100)].indices == picks.indices[:100]).all()
+    assert (OnePass([200, 300], seed=4)[np.arange(500)].indices != picks.indices).mean() > 0.9
+
+
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 NAMES = ["books", "web", "photos", "talks"]

@@ -101,7 +101,7 @@ def test_the_card_says_what_the_model_is(trained: tuple[Path, Run]) -> None:
     assert f"torch {torch.__version__}" in card
     last = events(folder, "validation")[-1]["nelbo"]
     assert "after step 6, in nats per token" in card
-    assert len(last) == 9
+    assert len(last) == 10
     for name, value in last.items():
         shown = name.replace("|", " given ")
         assert f"| {shown} | {value['nats_per_token']:.3f} ± {value['margin']:.3f} | {value['tokens']:,} |" in card

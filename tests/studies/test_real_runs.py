@@ -18,6 +18,7 @@ from triptych.studies.coordinates import sizes
 from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.training.validate import LOSS_VERSION
 from triptych.transfer.per_module import load_multiplier_table
 from triptych.utils.config import override
 from triptych.utils.trials import TrialRecords
@@ -236,8 +237,9 @@ STARTED = Path(__file__).parents[2] / "studies" / "lr-transfer" / "study.json"
 
 def test_a_study_of_an_earlier_version_can_be_continued(tmp_path: Path) -> None:
     """Its configuration has old keys, the old name of the proxy, and lacks fields that were added since."""
-    shutil.copy(STARTED, tmp_path)
-    assert json.loads(STARTED.read_text())["config"]["recipe"] == "family"
+    content = json.loads(STARTED.read_text())
+    assert content["config"]["recipe"] == "family"
+    (tmp_path / "study.json").write_text(json.dumps(content | {"loss_version": LOSS_VERSION}))
     join(tmp_path, "lr-transfer", proxy(), {"tokens": 1.0})
     # Fields that change no loss may differ.
     unrelated = ["sampling_preset=paper", "log_every=1", "prompts.words=a,b"]
@@ -245,6 +247,12 @@ def test_a_study_of_an_earlier_version_can_be_continued(tmp_path: Path) -> None:
     for change in ("z_loss_weight=0", "model.max_learned_positions=7", "validation.sequences=16", "data=elsewhere"):
         with pytest.raises(UserError, match=f"was started with {change.partition('=')[0]} = "):
             join(tmp_path, "lr-transfer", override(proxy(), [change]), {"tokens": 1.0})
+
+
+def test_losses_of_different_definitions_are_not_mixed(tmp_path: Path) -> None:
+    shutil.copy(STARTED, tmp_path)  # by nats of all tokens, whatever the mixture
+    with pytest.raises(UserError, match=r"were computed in another way \(version 1, now 2\), so it cannot continue"):
+        join(tmp_path, "lr-transfer", proxy(), {"tokens": 1.0})
 
 
 def test_a_study_refuses_other_options(changes, tmp_path: Path, capsys) -> None:

@@ -39,9 +39,10 @@ class Loader:
                 ...
                 state = loader.state()  # resumes after this step
 
-    With `one_pass`, for evaluation, every sequence of the datasets comes once, unshuffled; the last step may be
-    smaller. If the configuration holds sequences out, these are all others, or, with `held_out`, the ones held out.
-    The number of ranks, the layout and the workers may change when a run is resumed; the data may not.
+    With `one_pass`, for evaluation, every sequence of the datasets comes once, in order or shuffled by `pass_seed`; the
+    last step may be smaller. If the configuration holds sequences out, the loader has all others, or, with `held_out`,
+    the ones held out. The number of ranks, the layout and the workers may change when a run is resumed; the data may
+    not.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Loader:
         start_step: int = 0,
         num_steps: int | None = None,
         one_pass: bool = False,
+        pass_seed: int | None = None,
         held_out: bool = False,
     ):
         if not 0 <= rank < world_size:
@@ -66,12 +68,14 @@ class Loader:
         sources = [_source(dataset, config, seed, held_out) for dataset, seed in zip(opened, seeds)]
         sizes = [len(source) for source in sources]
         shares = None if one_pass else _shares(opened, sizes, config)
-        stream = OnePass(sizes) if shares is None else Mixture(sizes, shares, config.seed)
+        stream = OnePass(sizes, pass_seed) if shares is None else Mixture(sizes, shares, config.seed)
         if stream.length is not None:
             steps_in_pass = -(-stream.length // config.global_batch)
             num_steps = steps_in_pass if num_steps is None else min(num_steps, steps_in_pass)
         self.config, self.num_steps = config, num_steps
-        self.fingerprint = _fingerprint(opened, shares, config)
+        self.fingerprint = _fingerprint(opened, shares, config) | (
+            {} if pass_seed is None else {"pass_seed": pass_seed}
+        )
         self.builder = StepBuilder(sources, stream, config, vocabulary, rank, world_size)
         self._step = start_step
         self._prefetcher: Prefetcher[Step] | None = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from triptych.errors import UserError, did_you_mean
-from triptych.utils.rng import permute
+from triptych.utils.rng import DataStream, permute
 from triptych.vocab import Task
 
 PERIOD = 1 << 18  # the order of the datasets repeats after this many sequences; weights are exact to 1 / PERIOD
@@ -66,13 +66,19 @@ class Mixture:
 
 
 class OnePass:
-    """Every sequence of the datasets once, in order, one dataset after another: for evaluation."""
+    """Every sequence of the datasets once: for evaluation.
 
-    def __init__(self, sizes: Sequence[int]):
-        self.length = sum(sizes)
+    Without a seed they are in order, one dataset after another. With one they are shuffled, so that the first n are a
+    random sample.
+    """
+
+    def __init__(self, sizes: Sequence[int], seed: int | None = None):
+        self.length, self._seed = sum(sizes), seed
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
 
     def __getitem__(self, numbers: np.ndarray) -> Picks:
+        if self._seed is not None:
+            numbers = permute(numbers, np.array([self.length]), self._seed, DataStream.VALIDATION_SAMPLE)
         sources = np.searchsorted(self._starts, numbers, side="right") - 1
         return Picks(sources, numbers - self._starts[sources], np.zeros(len(numbers), np.int64))
 
@@ -128,6 +134,23 @@ def source_weights(
                 raise UserError(f"dataset {names[i]!r} has a weight but no sequences; leave it out.")
             weights[i] = share * weight / sum(within)
     return weights
+
+
+def shares_in_task(
+    names: Sequence[str], tasks: Sequence[Task], sizes: Sequence[int], dataset_weights: Mapping[str, float]
+) -> list[float]:
+    """Share of every validation dataset among those of its task.
+
+    By `dataset_weights` if they name all of the task's validation datasets, otherwise by number of sequences.
+    """
+    shares = np.zeros(len(names))
+    for task in Task:
+        members = [i for i in range(len(names)) if tasks[i] == task]
+        within = np.array([dataset_weights.get(names[i], np.nan) for i in members])
+        if not within.sum() > 0:  # one of them is not named, or all have the weight 0
+            within = np.array([float(sizes[i]) for i in members])
+        shares[members] = within / (within.sum() or 1.0)
+    return shares.tolist()
 
 
 def _weights_within(task: Task, members: list[tuple[str, int]], weights: Mapping[str, float]) -> list[float]:

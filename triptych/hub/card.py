@@ -65,7 +65,7 @@ def _facts(start: dict[str, Any], step: int, tokens: int, model: Transformer) ->
 def _validation(event: dict[str, Any]) -> list[str]:
     lines = [
         f"Negative ELBO on validation data after step {event['step']:,}, in nats per token (k-uniform estimate, 95 % "
-        "margin over sequences):",
+        "margin over sequences; `all` is the training mixture):",
         "",
         "| term | nats per token | tokens |",
         "|---|---|---|",

@@ -18,7 +18,7 @@ from triptych.scaling.grid import GridPoint
 from triptych.training.config import RunConfig
 from triptych.training.logging import read_records
 from triptych.training.setup import need_data
-from triptych.training.validate import NelboEstimate, overall
+from triptych.training.validate import MIXTURE, NelboEstimate
 from triptych.utils.config import assignments
 from triptych.utils.files import write_atomically
 from triptych.utils.legacy import RENAMED_RECIPES, with_current_names
@@ -104,10 +104,15 @@ def run_result(folder: Path, run: GridRun) -> dict[str, Any]:
     last = [event for event in events if event["kind"] == "validation" and event["step"] == run.num_steps]
     if not last:
         raise DataError(f"{path} has no validation after step {run.num_steps}.")
+    if MIXTURE not in last[-1]["nelbo"]:
+        raise DataError(
+            f"{path} has no validation loss of the training mixture: an earlier version wrote it, or no task of the "
+            "validation data has a weight in loader.task_weights."
+        )
     estimates = {name: NelboEstimate(**values) for name, values in last[-1]["nelbo"].items()}
     return {
         "D": tokens,
         "C": run.C / run.D * tokens,
-        "loss": overall(estimates),
+        "loss": estimates[MIXTURE].nats_per_token,
         "held_out": {name: estimate.nats_per_token for name, estimate in estimates.items()},
     }

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from triptych.errors import UserError
 from triptych.recipes import recipe
 from triptych.scaling.queue import check_grid_data, read_grid, run_result
 from triptych.training.loop import Diverged
+from triptych.training.validate import MIXTURE
 from triptych.utils.config import override
-from triptych.utils.trials import Trial, run_trials
+from triptych.utils.trials import Trial, TrialRecords, run_trials
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], Non
     runs = {run.key: run for run in read_grid(folder)}
     first = next(iter(runs.values()))
     check_grid_data(override(recipe(first.recipe), list(first.changes)))
+    _check_records(folder)
     failed: dict[str, str] = {}
 
     def train(trial: Trial) -> dict[str, Any] | None:
@@ -48,6 +51,16 @@ def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], Non
     trials = [Trial(run.key, {"budget": run.budget}) for run in runs.values()]
     finished = run_trials(folder, trials, train, report)
     return SweepResult(len(runs), len(finished), failed)
+
+
+def _check_records(folder: Path) -> None:
+    """Refuse to add to losses that an earlier version computed: a law must not be fitted to both."""
+    for record in TrialRecords(folder):
+        if record.get("loss") is not None and MIXTURE not in record.get("held_out", {}):
+            raise UserError(
+                f"the losses in {folder / 'records.jsonl'} do not follow the training mixture (an earlier version "
+                "computed them): plan the grid again, with another --out."
+            )
 
 
 def _run_logged(command: Sequence[str], log: Path) -> tuple[int, str]:

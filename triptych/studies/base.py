@@ -12,6 +12,7 @@ from triptych.recipes.proxy import proxy
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RESUMABLE_CHANGES, RunConfig
 from triptych.training.logging import environment
+from triptych.training.validate import LOSS_VERSION
 from triptych.utils.config import changed_keys, fill_in, to_json
 from triptych.utils.files import write_atomically
 from triptych.utils.legacy import with_current_keys
@@ -58,10 +59,16 @@ def join(folder: Path, name: str, config: RunConfig, options: dict[str, Any]) ->
     path = folder / "study.json"
     if not path.exists():
         content = {"study": name, "options": options, "config": to_json(config), "environment": environment()}
+        content["loss_version"] = LOSS_VERSION
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
         return
     saved = read_study(folder)
+    if saved["loss_version"] != LOSS_VERSION:
+        raise UserError(
+            f"the losses of the study in {folder} were computed in another way (version {saved['loss_version']}, now "
+            f"{LOSS_VERSION}), so it cannot continue: choose another --out."
+        )
     before = _comparable(saved["study"], saved["options"], fill_in(with_current_keys(saved["config"]), config))
     now = _comparable(name, options, to_json(config))
     for key, (old, new) in changed_keys(before, now, _IGNORED).items():
@@ -76,12 +83,13 @@ def _comparable(name: str, options: dict[str, Any], config: dict[str, Any]) -> d
 
 
 def read_study(folder: Path) -> dict[str, Any]:
-    """The description of the study in a folder: its name, options, configuration and environment."""
+    """The description of the study in a folder: its name, options, configuration, environment and loss version."""
     path = folder / "study.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no study: {path.name} is missing.")
     try:
         content = json.loads(path.read_text())
-        return {name: content[name] for name in ("study", "options", "config", "environment")}
+        described = {name: content[name] for name in ("study", "options", "config", "environment")}
+        return described | {"loss_version": content.get("loss_version", 1)}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} does not describe a study ({error}).") from error

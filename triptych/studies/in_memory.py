@@ -12,7 +12,7 @@ from triptych.data.loader import Loader
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.step import build_model, build_optimizer, train_step
-from triptych.training.validate import Validator, overall
+from triptych.training.validate import MIXTURE, Validator, mixture_loss
 
 _FINAL_SHARE = 0.1  # share of the steps whose training loss is averaged
 _MAX_POINTS = 40  # of a training curve
@@ -21,7 +21,7 @@ _MAX_POINTS = 40  # of a training curve
 @dataclass(frozen=True)
 class Outcome:
     validation: dict[str, float] = field(default_factory=dict)
-    """Validation nats per token by term, and under "all" over all tokens of complete sequences."""
+    """Validation nats per token by term; "all" is that of the training mixture."""
     train_loss: float = math.nan
     """Mean over the last tenth of the steps."""
     diverged: bool = False
@@ -33,8 +33,8 @@ class Outcome:
 
     @property
     def loss(self) -> float:
-        """Validation nats per token of complete sequences; infinite if the run diverged."""
-        return math.inf if self.diverged else self.validation["all"]
+        """Validation nats per token of the training mixture; infinite if the run diverged."""
+        return math.inf if self.diverged else self.validation[MIXTURE]
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def train_in_memory(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
     validator = Validator(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
     estimates = validator.estimate(model, device)
     validation = {name: estimate.nats_per_token for name, estimate in estimates.items()}
-    validation["all"] = overall(estimates)
+    validation[MIXTURE] = mixture_loss(estimates)
     final = losses[-max(1, round(_FINAL_SHARE * len(losses))) :]
     diverged = not all(map(math.isfinite, validation.values()))
     seconds = time.monotonic() - started

@@ -61,7 +61,7 @@ class ValidationConfig:
     every: int = 500
     """Steps between validations; the last step is always validated."""
     sequences: int = 256
-    """Sequences from each dataset."""
+    """Sequences from each dataset: a fixed random sample of it."""
     draws: int = 2
     """Masks per sequence."""
 

@@ -21,6 +21,7 @@ class DataStream(IntEnum):
     START = 3
     OPEN_MEDIA = 4
     OPEN_TEXT = 5
+    VALIDATION_SAMPLE = 6
     HELD_OUT = 7
 
 
