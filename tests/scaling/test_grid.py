@@ -162,3 +162,5 @@ def test_complementary_masks_double_the_cost() -> None:
     assert one is not None
     assert two is not None
     assert (two.N, pytest.approx(two.D, rel=1e-3)) == (one.N, one.D)
+    for point in (one, two):
+        assert point.config.resolved.kappa == pytest.approx(1, rel=0.01)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from triptych.errors import UserError
+from triptych.recipes import recipe
 from triptych.transfer.sde import Sde
+from triptych.utils.config import override
 
 
 def final_mean(kappa: float, decay_power: float) -> float:
@@ -38,6 +40,22 @@ def test_kappa_and_the_equivalent_base_run() -> None:
     assert run.virtual_batch * run.virtual_steps == pytest.approx(512 * 4000)  # the same tokens
     assert Sde(256, 9000, 256, 1000, gamma=0.0).kappa == 1  # same noise
     assert Sde(256, 9000, 256, 1000, gamma=1.0).virtual_steps == pytest.approx(1000)  # same SDE time
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.44, 1.0])
+@pytest.mark.parametrize("name", ["scenes", "paper_3b"])
+def test_complementary_masks_on_half_the_batch_keep_the_hyperparameters(name: str, gamma: float) -> None:
+    """Half as many sequences, each masked twice, cost the same and are the same batch."""
+    base = ["transfer.base_batch=24", "transfer.base_steps=500", f"transfer.gamma={gamma}", "transfer.warmup_mode=sde"]
+    plain = override(recipe(name), base)
+    half = plain.loader.global_batch // 2
+    paired = override(plain, ["complementary_masks=true", f"loader.global_batch={half}"])
+    assert plain.resolved.sde is not None
+    assert plain.resolved.sde.kappa != 1
+    assert paired.resolved == plain.resolved  # learning rates, betas, eps and decay follow from it
+    assert (paired.clip, paired.warmup_steps) == (plain.clip, plain.warmup_steps)
+    same_samples = override(plain, ["complementary_masks=true"])
+    assert same_samples.resolved.kappa == pytest.approx(plain.resolved.kappa * 2 ** (1 - gamma))
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"steps": -1}, {"gamma": 1.5}, {"base_batch": float("inf")}])

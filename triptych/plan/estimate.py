@@ -39,7 +39,7 @@ class RunEstimate:
     @property
     def views(self) -> int:
         """How often a token passes through the model in one step."""
-        return 2 if self.config.complementary_masks else 1
+        return self.config.num_views
 
     @property
     def tokens(self) -> float:
@@ -144,7 +144,7 @@ def estimate(
         raise UserError(f"parallel.shard={shard} must divide the number of ranks, {ranks}.")
     batches = batches or sample_batches(config, vocabulary)
     step_layout = lay_out_step(batches, config.loader.layout, config.loader.seq_len, ranks)
-    views = 2 if config.complementary_masks else 1
+    views = config.num_views
     inputs = MemoryInputs(
         rows=step_layout.micro_batch_rows,
         row_length=step_layout.row_length,

@@ -22,13 +22,14 @@ def warnings_for(run: RunEstimate, optimal_tokens: float | None = None) -> list[
 
 
 def _batch(run: RunEstimate) -> Iterator[str]:
-    sde, batch = run.config.resolved.sde, run.config.loader.global_batch
+    sde, batch = run.config.resolved.sde, run.config.masked_copies
     if sde is not None and sde.kappa > 1 + 1e-6:
+        copies = " masked copies" if run.config.complementary_masks else ""
         yield (
             f"kappa is {sde.kappa:.3g}: at this number of tokens the tuned hyperparameters are for batches of "
-            f"{sde.virtual_batch:,.1f} sequences, not {batch:,}. The critical batch size is not known here (the paper "
-            f"gives no number); in studies/batch-size, exp(loss) had risen by 1 % at kappa {KAPPA_1_PERCENT} and by "
-            f"10 % at {KAPPA_10_PERCENT}."
+            f"{sde.virtual_batch:,.1f} sequences, not {batch:,}{copies}. The critical batch size is not known here "
+            f"(the paper gives no number); in studies/batch-size, exp(loss) had risen by 1 % at kappa "
+            f"{KAPPA_1_PERCENT} and by 10 % at {KAPPA_10_PERCENT}."
         )
 
 

@@ -113,7 +113,7 @@ def _spread(points: list[GridPoint], count: int | None) -> list[GridPoint]:
 
 def flops_per_token(member: RunConfig, vocabulary: Vocabulary, lengths: LengthStats) -> float:
     """Training FLOPs with the whole head; doubled if a step sees every token in two views."""
-    return flops(member.model, vocabulary, lengths.context).training * (2 if member.complementary_masks else 1)
+    return flops(member.model, vocabulary, lengths.context).training * member.num_views
 
 
 def grid_point(member: RunConfig, vocabulary: Vocabulary, lengths: LengthStats, budget: float) -> GridPoint | None:
@@ -137,10 +137,10 @@ def grid_point(member: RunConfig, vocabulary: Vocabulary, lengths: LengthStats, 
 def batch_for(member: RunConfig, sequences: float) -> int:
     """The batch size at which kappa = 1: it grows as the number of tokens to the power gamma.
 
-    Without a base batch, the recipe's own batch.
+    Masked copies of a sequence count as sequences. Without a base batch, the recipe's own batch.
     """
     base = member.transfer
     if base.base_batch is None or base.base_steps is None:
         return member.loader.global_batch
-    ratio = sequences / (base.base_batch * base.base_steps)
-    return max(1, round(base.base_batch * math.pow(ratio, base.gamma)))
+    ratio = member.num_views * sequences / (base.base_batch * base.base_steps)
+    return max(1, round(base.base_batch * math.pow(ratio, base.gamma) / member.num_views))

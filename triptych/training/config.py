@@ -173,7 +173,8 @@ class RunConfig:
     norm: Norm = "sequence"
     """What the loss is averaged over."""
     complementary_masks: bool = False
-    """Whether each step sees every sample twice, with complementary masks. For equal cost, halve the global batch."""
+    """Whether each step sees every sample twice, with complementary masks. For equal cost, halve the global batch: the
+    hyperparameters stay the same, because the rule for batch size counts masked copies."""
     z_loss_weight: float = 1e-5
     """Weight of the z-loss: the mean squared log-sum-exp over predicted positions."""
     ema_decay: float | None = None
@@ -208,6 +209,16 @@ class RunConfig:
             raise UserError(f"threads must lie between 1 and {_MAX_THREADS}, or be none for all, got {self.threads}.")
 
     @property
+    def num_views(self) -> int:
+        """Masked copies of a sample in one step."""
+        return 2 if self.complementary_masks else 1
+
+    @property
+    def masked_copies(self) -> int:
+        """Masked copies in the global batch."""
+        return self.loader.global_batch * self.num_views
+
+    @property
     def warmup_steps(self) -> int:
         steps: float = self.optimizer.warmup_steps
         if self.transfer.warmup_mode == "sde":
@@ -226,7 +237,7 @@ class RunConfig:
         base, values, sde = self.transfer, self.optimizer, None
         if base.base_batch is not None and base.base_steps is not None:
             length = self.loader.seq_len / (base.base_seq_len or self.loader.seq_len)
-            sde = Sde(self.loader.global_batch * length, self.num_steps, base.base_batch, base.base_steps, base.gamma)
+            sde = Sde(self.masked_copies * length, self.num_steps, base.base_batch, base.base_steps, base.gamma)
         return Transfer(
             base,
             self.model,

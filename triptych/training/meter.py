@@ -41,7 +41,7 @@ class Meter:
         self._steps += 1
         self._tokens += step.num_tokens
         self._positions += step.num_positions
-        passed = step.num_tokens * (2 if config.complementary_masks else 1)
+        passed = step.num_tokens * config.num_views
         share = float(sums.predicted.sum()) / max(1, passed)
         context = step.num_tokens / max(1, step.num_sequences)
         per_token = flops(config.model, self.vocabulary, context, predicted=share, columns=self._columns(sums)).training

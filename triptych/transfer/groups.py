@@ -27,7 +27,8 @@ class TransferConfig:
     depth_exponent: float = 1.0
     """Exponent a of the depth ratio in residual branches, between 0 and 1 (see rules.py)."""
     base_batch: float | None = None
-    """Sequences per step of the base run. Together with base_steps it enables the rule for batch size and tokens."""
+    """Sequences per step of the base run, counting both copies of complementary masks. Together with base_steps it
+    enables the rule for batch size and tokens."""
     base_steps: int | None = None
     """Number of steps of the base run."""
     base_seq_len: int | None = None

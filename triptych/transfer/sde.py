@@ -20,7 +20,11 @@ from triptych.errors import UserError
 
 @dataclass(frozen=True)
 class Sde:
-    """A run relative to the base run. Batches are in sequences of the base's length, or in tokens: ratios matter."""
+    """A run relative to the base run. Batches are in sequences of the base's length, or in tokens: ratios matter.
+
+    With complementary masks both masked copies of a sequence count: half as many sequences, each seen twice, are the
+    same batch.
+    """
 
     batch: float
     steps: float
