@@ -8,7 +8,7 @@ import torch
 
 from triptych.data.types import Batch
 from triptych.diffusion.corrupt import CorruptConfig, corrupt, sample_times
-from triptych.diffusion.schedule import Cosine, Linear, Polynomial
+from triptych.diffusion.schedule import Cosine, Geometric, Linear, Polynomial, time_range
 from triptych.errors import UserError
 from triptych.vocab import NOT_A_MODALITY, Modality, Task, Vocabulary
 
@@ -83,7 +83,8 @@ def test_the_masked_share_follows_the_schedule(schedule):
     spread = np.sqrt(expected * (1 - expected) / 30)
     assert abs((share - expected).mean()) < 4 * np.sqrt((spread**2).sum()) / BATCH
     assert np.abs(share - expected).max() < 0.5
-    assert corrupted.weight == pytest.approx(schedule.weight(torch.from_numpy(corrupted.times)).numpy())
+    factor = time_range(schedule, 1e-3).factor
+    assert corrupted.weight == pytest.approx(factor * schedule.weight(torch.from_numpy(corrupted.times)).numpy())
 
 
 def test_text_can_have_its_own_schedule():
@@ -94,7 +95,8 @@ def test_text_can_have_its_own_schedule():
         where = batch.maskable & (batch.modality_ids == modality)
         share = corrupted.predicted[where].mean()
         assert abs(share - float(1 - schedule.alpha(times).mean())) < 0.02
-        np.testing.assert_array_equal(corrupted.weight[:, modality], schedule.weight(times).numpy())
+        factor = time_range(schedule, 1e-3).factor
+        np.testing.assert_allclose(corrupted.weight[:, modality], factor * schedule.weight(times).numpy(), rtol=1e-12)
     alone = run(batch, CorruptConfig(schedule=Polynomial(3.0)))
     is_image = batch.modality_ids == Modality.IMAGE
     assert (corrupted.predicted == alone.predicted)[is_image].all()
@@ -103,7 +105,7 @@ def test_text_can_have_its_own_schedule():
 
 def test_times_cover_every_stratum_of_the_global_batch():
     batch = image_text_batch()
-    times = sample_times(batch, CorruptConfig(smallest_time=1e-9), step=0, global_batch=BATCH)
+    times = sample_times(batch, CorruptConfig(smallest_mask_rate=1e-9), step=0, global_batch=BATCH)
     assert (times == times[:, :1]).all()
     assert sorted((times[:, 0] * BATCH).astype(int)) == list(range(BATCH))
     slots = np.corrcoef(batch.slots, times[:, 0])[0, 1]
@@ -140,6 +142,19 @@ def test_two_views_mask_complementary_positions():
     assert first.weight == pytest.approx(1 / t)
     assert second.weight == pytest.approx(1 / (1 - t))
     assert t.max() < 1 - 1e-3
+
+
+@pytest.mark.parametrize("views", [(None,), (0, 1)], ids=["one view", "two views"])
+@pytest.mark.parametrize("schedule", [Linear(), Cosine(), Polynomial(0.5), Polynomial(3), Geometric()], ids=str)
+def test_masks_and_weights_give_the_same_loss_with_every_schedule(schedule, views):
+    """Of a model whose loss is 1 for every token: its ELBO is the number of tokens."""
+    batch = image_text_batch(count=4000)
+    config = CorruptConfig(schedule=schedule, smallest_mask_rate=0.05)
+    for view in views:
+        corrupted = run(batch, config, view=view, global_batch=4000)
+        losses = corrupted.weight[:, 0] * corrupted.predicted.sum(1) / 30
+        assert losses.mean() == pytest.approx(1, abs=4 * losses.std() / 4000**0.5)
+        assert losses.std() / 4000**0.5 < 0.02
 
 
 def test_modalities_can_have_independent_times():
@@ -189,7 +204,7 @@ def test_an_empty_batch_stays_unchanged():
     [
         ({"time_mode": "both"}, "time_mode must be"),
         ({"p_one_sided": 0.8, "p_prompt_masked": 0.3}, "sum to more than 1"),
-        ({"smallest_time": 0.0}, "smallest_time must lie"),
+        ({"smallest_mask_rate": 0.0}, "smallest_mask_rate must lie"),
     ],
 )
 def test_invalid_settings_are_rejected(fields, message):

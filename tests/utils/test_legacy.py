@@ -121,6 +121,7 @@ def test_old_keys_are_renamed_or_removed() -> None:
     config = with_current_keys(SAVED)
     assert config["complementary_masks"] is False
     assert config["z_loss_weight"] == 1e-05
+    assert config["corrupt"]["smallest_mask_rate"] == 0.001
     assert config["keep_last_checkpoints"] == 2
     assert config["guard"]["max_rollbacks"] == 3
     assert config["parallel"]["hang_timeout"] == 300.0

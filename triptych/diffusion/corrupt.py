@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from triptych.data.types import Batch
-from triptych.diffusion.schedule import Linear, Schedule, complement_weight
+from triptych.diffusion.schedule import Linear, Schedule, TimeRange, complement_weight, time_range
 from triptych.errors import UserError
 from triptych.utils.rng import CorruptStream, permute, random_bits, to_uniform
 from triptych.vocab import Modality, Vocabulary
@@ -44,8 +44,9 @@ class CorruptConfig:
     p_text_end: float = 0.0
     """Probability that the masked tokens of a text are its last ones instead of random ones, as in continuation and
     question answering. The number of masked tokens follows the schedule either way."""
-    smallest_time: float = 1e-3
-    """Smallest time that is drawn; the largest is 1, or 1 - smallest_time with complementary masks."""
+    smallest_mask_rate: float = 1e-3
+    """Smallest mask rate 1 - alpha(t) of the times that are drawn. The largest is 1, or 1 - smallest_mask_rate with
+    complementary masks. ELBO weights are scaled accordingly (see `diffusion.schedule`)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,8 +59,15 @@ class CorruptConfig:
             )
         if not 0 <= self.p_text_end <= 1:
             raise UserError(f"p_text_end must lie between 0 and 1, got {self.p_text_end}.")
-        if not 0 < self.smallest_time < 0.5:
-            raise UserError(f"smallest_time must lie between 0 and 0.5, got {self.smallest_time}.")
+        if not 0 < self.smallest_mask_rate < 0.5:
+            raise UserError(f"smallest_mask_rate must lie between 0 and 0.5, got {self.smallest_mask_rate}.")
+
+    def schedule_of(self, modality: Modality) -> Schedule:
+        return self.schedule if modality != Modality.TEXT or self.text_schedule is None else self.text_schedule
+
+    def time_range_of(self, modality: Modality, both_ends: bool = False) -> TimeRange:
+        """The times that are drawn for tokens of a modality; `both_ends` is for complementary masks."""
+        return time_range(self.schedule_of(modality), self.smallest_mask_rate, both_ends)
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Corrupted:
     num_eligible: np.ndarray
     """[S] int64: number of positions that could have been predicted; a mean over a sequence divides by it."""
     times: np.ndarray
-    """[S, M] float64: diffusion times."""
+    """[S, M] float64: diffusion times. Those of a sequence differ between modalities with different schedules."""
 
 
 def corrupt(
@@ -88,11 +96,12 @@ def corrupt(
     view: Literal[0, 1] | None = None,
 ) -> Corrupted:
     """Mask a batch. Views 0 and 1 mask complementary positions, each with its own ELBO weight (anti-masking)."""
-    times_SM = sample_times(batch, config, step, global_batch, both_ends=view is not None)
+    both_ends = view is not None
+    times_SM = sample_times(batch, config, step, global_batch, both_ends)
     keep_SM = _by_modality(config, times_SM, lambda schedule, t: schedule.alpha(t))
     weight_SM = _by_modality(
         config, times_SM, lambda schedule, t: schedule.weight(t) if view != 1 else complement_weight(schedule, t)
-    )
+    ) * [config.time_range_of(modality, both_ends).factor for modality in Modality]
 
     if not len(batch.sample_ids):  # an empty micro-batch, so that all ranks have the same number
         return Corrupted(batch.tokens, batch.maskable, weight_SM, np.zeros(0, np.int64), times_SM)
@@ -123,8 +132,7 @@ def _by_modality(
     """[S, M]: a function applied to every modality's schedule and times."""
     columns = []
     for modality in Modality:
-        own = config.text_schedule if modality == Modality.TEXT else None
-        columns.append(function(own or config.schedule, torch.from_numpy(times_SM[:, modality])).numpy())
+        columns.append(function(config.schedule_of(modality), torch.from_numpy(times_SM[:, modality])).numpy())
     return np.stack(columns, axis=1)
 
 
@@ -141,9 +149,9 @@ def sample_times(
         number = modality if config.time_mode == "per_modality" else 0
         strata = permute(batch.slots, np.array([global_batch]), config.seed, CorruptStream.STRATUM, step, number)
         inside = to_uniform(random_bits(config.seed, CorruptStream.TIME, batch.epochs, batch.sample_ids, number))
-        columns.append((strata + inside) / global_batch)
-    lowest, highest = config.smallest_time, 1 - config.smallest_time if both_ends else 1.0
-    return lowest + (highest - lowest) * np.stack(columns, axis=1)
+        drawn = config.time_range_of(modality, both_ends)
+        columns.append(drawn.lowest + (drawn.highest - drawn.lowest) * (strata + inside) / global_batch)
+    return np.stack(columns, axis=1)
 
 
 def _eligible_positions(batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

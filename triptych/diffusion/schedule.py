@@ -7,6 +7,9 @@ masks at t = 0 to only masks at t = 1. The ELBO is an integral over t of the mas
 
 (MD4 prints w with the sign that multiplies log p.) Since w dt = du / u, the expected loss does not depend on the
 schedule. The variance of its Monte Carlo estimate does: the schedule is the importance distribution over u.
+
+Very small mask rates are cut off, because w is unbounded there. The cut is a rate, not a time, so that it takes the
+same part of the integral from every schedule (`TimeRange`).
 """
 
 import math
@@ -38,6 +41,32 @@ class Schedule(Protocol):
 def complement_weight(schedule: Schedule, t: Tensor) -> Tensor:
     """ELBO weight of the complement of a mask: -alpha' / alpha."""
     return -schedule.alpha_prime(t) / schedule.alpha(t)
+
+
+@dataclass(frozen=True)
+class TimeRange:
+    """The times that are drawn, uniformly: those whose mask rate is not cut off."""
+
+    lowest: float
+    highest: float
+    factor: float
+    """Factor on the ELBO weights of these times: the length of the range over its mask rates.
+
+    With it the expected loss is the integral over the remaining rates, times their inverse length, for every schedule.
+    It is exact if the loss of a token does not depend on the rate. For the linear schedule it is 1.
+    """
+
+
+def time_range(schedule: Schedule, smallest_rate: float, both_ends: bool = False) -> TimeRange:
+    """The times with a mask rate of at least `smallest_rate` and, with `both_ends`, at most 1 - `smallest_rate`.
+
+    A schedule that starts or ends beyond these rates keeps its own start or end.
+    """
+    rates = torch.tensor([smallest_rate, 1 - smallest_rate], dtype=torch.float64)
+    first, last = schedule.time_of(1 - rates).tolist()
+    lowest, highest = max(first, 0.0), min(last, 1.0) if both_ends else 1.0
+    start, end = schedule.alpha(torch.tensor([lowest, highest], dtype=torch.float64)).tolist()
+    return TimeRange(lowest, highest, (highest - lowest) / (start - end))
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def _from_paper(config: RunConfig, vocabulary: Vocabulary) -> BatchSample:
 
 def _masked_share(config: RunConfig) -> float:
     """Mean share of maskable tokens that the schedule masks, over the times that training draws."""
-    times = torch.linspace(config.corrupt.smallest_time, 1, 1001, dtype=torch.float64)
+    times = torch.linspace(config.corrupt.smallest_mask_rate, 1, 1001, dtype=torch.float64)
     masked = float((1 - config.corrupt.schedule.alpha(times)).mean())
     return 0.5 if config.complementary_masks else masked * (1 - config.corrupt.p_one_sided / 2)
 

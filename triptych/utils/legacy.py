@@ -9,6 +9,7 @@ from typing import Any
 RENAMED_KEYS: dict[str, str | None] = {
     "antimask": "complementary_masks",
     "begin_with": "init_from",
+    "corrupt.smallest_time": "corrupt.smallest_mask_rate",
     "guard.most_in_a_row": "guard.max_consecutive_skips",
     "guard.most_rollbacks": "guard.max_rollbacks",
     "keep": "keep_last_checkpoints",
