@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,16 @@ from train_fakes import TINY, make_world, tiny_run
 from triptych.cli.main import main
 from triptych.data.loader import Loader
 from triptych.data.pack import Padded
-from triptych.plan.lengths import sample_batches
+from triptych.data.sequences import OpenEnds
+from triptych.diffusion.corrupt import CorruptConfig
+from triptych.diffusion.schedule import Cosine, Polynomial
+from triptych.plan.lengths import predicted_tokens, sample_batches
 from triptych.plan.step_layout import lay_out_step
 from triptych.recipes import recipe
 from triptych.training.ranks import Ranks
 from triptych.training.step import micro_inputs
 from triptych.utils.config import override
-from triptych.vocab import paper_vocabulary
+from triptych.vocab import Task, paper_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +39,52 @@ def test_predicted_share_matches_training(world: Path, complementary_masks: bool
         for inputs in micro_inputs(step, config, TINY, torch.device("cpu"), Ranks()):
             counts += inputs.targets.counts
             passed += step.num_tokens
-    if complementary_masks:
-        # Every token that may be masked is, in one of two views; those that may not be are not told apart here.
-        assert sample.predicted == 0.5 > counts.sum() / passed
-    else:
-        assert sample.predicted == pytest.approx(counts.sum() / passed)
-        columns = [TINY.text + 2, TINY.image + 2, TINY.audio + 2]
-        assert sample.columns == pytest.approx((counts * columns).sum() / counts.sum())
+    assert sample.predicted == pytest.approx(counts.sum() / passed)
+    columns = [TINY.text + 2, TINY.image + 2, TINY.audio + 2]
+    assert sample.columns == pytest.approx((counts * columns).sum() / counts.sum())
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"p_one_sided": 0.6},
+    {"p_prompt_masked": 0.7},
+    {"p_one_sided": 0.3, "p_prompt_masked": 0.5, "p_text_end": 0.5, "time_mode": "per_modality"},
+    {"schedule": Polynomial(3.0), "text_schedule": Cosine()},
+    {"schedule": Cosine(), "smallest_mask_rate": 0.3},
+    {"text_schedule": Polynomial(0.5), "p_prompt_masked": 0.5},
+]
+
+
+@pytest.mark.parametrize("complementary_masks", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_expected_share_matches_masking(world: Path, settings: dict[str, Any], complementary_masks: bool) -> None:
+    corrupt = CorruptConfig(**settings)
+    config = tiny_run(world, layout=Padded(), complementary_masks=complementary_masks, corrupt=corrupt)
+    loader = replace(config.loader, open_ends=OpenEnds(probability=0.5, text=8, audio=9), mask_text_eos="all")
+    config = replace(config, loader=replace(loader, global_batch=300))
+    measured, expected = np.zeros(3), np.zeros(3)
+    for step in Loader(config.data, config.loader, num_steps=40):
+        for inputs in micro_inputs(step, config, TINY, torch.device("cpu"), Ranks()):
+            measured += inputs.targets.counts
+        (batch,) = step.micro_batches
+        for task in Task:
+            is_task = np.isin(batch.segment_ids - 1, np.flatnonzero(batch.tasks == task)) & batch.maskable
+            maskable = np.bincount(batch.modality_ids[is_task], minlength=3)
+            expected += config.num_views * predicted_tokens(config, task, maskable)
+    assert measured == pytest.approx(expected, rel=0.03)
+
+
+def test_without_data_every_setting_counts(world: Path) -> None:
+    """A row of each task: 18 of 20 text tokens are maskable, or 7.5 of text and 7.5 of the other modality."""
+    nowhere = replace(tiny_run(world), data=("nowhere",))
+    for settings, complementary, (alone, text, media) in [
+        ({"p_one_sided": 0.4, "p_prompt_masked": 0.2}, False, (0.5, 0.5 * 0.6, 0.5 * 0.8)),
+        ({"p_one_sided": 0.4, "p_prompt_masked": 0.2}, True, (0.5, 0.5 * 0.6, 0.5 * 0.8)),
+        ({"text_schedule": Polynomial(2.0)}, False, (1 / 3, 1 / 3, 1 / 2)),
+    ]:
+        corrupt = CorruptConfig(smallest_mask_rate=1e-6, **settings)
+        config = replace(nowhere, corrupt=corrupt, complementary_masks=complementary)
+        expected = (18 * alone + 2 * 7.5 * (text + media)) / 60
+        assert sample_batches(config, TINY).predicted == pytest.approx(expected, rel=1e-3)
 
 
 def test_data_of_other_tokenizers_is_refused(world: Path, capsys: pytest.CaptureFixture) -> None:
@@ -57,7 +100,7 @@ def test_without_data_sequences_have_full_length(world: Path) -> None:
     assert sample.origin == "unknown"
     (lengths,) = sample.lengths
     assert lengths.tolist() == [20] * 9
-    assert sample.predicted == pytest.approx(0.5 * (1 - 0.3 / 2), abs=1e-3)
+    assert sample.predicted == pytest.approx(0.5 * (18 + 2 * 7.5 * (0.85 + 0.75)) / 60, abs=1e-3)
     step = lay_out_step(sample, Padded(), 20, 3)
     assert (step.tokens, step.positions, step.context, step.has_mask, step.max_fill) == (180, 180, 20, False, 1)
 

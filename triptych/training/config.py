@@ -209,9 +209,13 @@ class RunConfig:
             raise UserError(f"threads must lie between 1 and {_MAX_THREADS}, or be none for all, got {self.threads}.")
 
     @property
+    def views(self) -> tuple[Literal[0, 1] | None, ...]:
+        """The masked copies of a sample in one step."""
+        return (0, 1) if self.complementary_masks else (None,)
+
+    @property
     def num_views(self) -> int:
-        """Masked copies of a sample in one step."""
-        return 2 if self.complementary_masks else 1
+        return len(self.views)
 
     @property
     def masked_copies(self) -> int:

@@ -97,12 +97,11 @@ def micro_inputs(
     step: Step, config: RunConfig, vocabulary: Vocabulary, device: torch.device, ranks: Ranks
 ) -> Iterator[ModelInput]:
     """This rank's inputs of a step, by micro-batch and view."""
-    views: tuple[int | None, ...] = (0, 1) if config.complementary_masks else (None,)
     # Includes micro-batches that are empty on this rank: all ranks must take part when weights are gathered.
     masked = [
-        (batch, corrupt(batch, vocabulary, config.corrupt, step=step.index, global_batch=step.num_sequences, view=view))  # type: ignore[arg-type]
+        (batch, corrupt(batch, vocabulary, config.corrupt, step=step.index, global_batch=step.num_sequences, view=view))
         for batch in step.micro_batches
-        for view in views
+        for view in config.views
     ]
     num_eligible, num_predicted = ranks.sum(
         [
@@ -115,7 +114,7 @@ def micro_inputs(
             batch,
             corrupted,
             config.norm,
-            num_sequences=step.num_sequences * len(views),
+            num_sequences=step.num_sequences * config.num_views,
             num_eligible=max(int(num_eligible), 1),
         )
         yield model_input(batch, corrupted, weights, config.z_loss_weight / max(num_predicted, 1), device)
