@@ -15,7 +15,7 @@ from triptych.errors import UserError
 from triptych.recipes.proxy import proxy, scaled_proxy
 from triptych.studies.base import join
 from triptych.studies.coordinates import sizes
-from triptych.studies.in_memory import train_in_memory
+from triptych.training.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.validate import LOSS_VERSION

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triptych.cli.args import positive_int
+from triptych.cli.args import positive_float, positive_int
 from triptych.cli.command import TRAIN, Command, add_device
 from triptych.errors import UserError
 
@@ -21,6 +21,7 @@ examples:
   triptych train nano                                   a minute on a laptop, to see the loss fall
   triptych train scenes --out runs/scenes               the demo model, some hours on two cores
   triptych train own data=data/photos,data/notes --out runs/mine         on your data (docs/your-data.md)
+  triptych train own data=data/photos --hours 2         size and schedule by a scaling law
   triptych train my_recipe.py                           by a recipe of your own: a file that defines recipe()
   triptych train --resume runs/mine                     continue a run without typing its settings again
   triptych train scenes optimizer.lr=2e-3 num_steps=5000 model.width=256
@@ -42,6 +43,10 @@ SIGTERM, SIGUSR1 or SIGHUP after saving (run the same command again), 130 stoppe
     parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the recipe to change")
     parser.add_argument("--out", metavar="RUN", type=Path, help="folder of the run (default: runs/RECIPE)")
     parser.add_argument("--resume", metavar="RUN", type=Path, help="continue this run with its own configuration")
+    size = parser.add_argument_group("size by a scaling law, for the recipe own")
+    size.add_argument("--hours", metavar="H", type=positive_float, help="choose model, batch and steps for this time")
+    size.add_argument("--budget", metavar="FLOPS", type=positive_float, help="the same for a number of FLOPs")
+    size.add_argument("--law", metavar="FILE", type=Path, help="law by `triptych fit --save` (default: a built-in one)")
     parser.add_argument("--stop-after", metavar="STEP", type=positive_int, help="save and stop at this step")
     parser.add_argument("--print-config", action="store_true", help="print the complete configuration as JSON and stop")
     parser.add_argument("--force", action="store_true", help="resume although the configuration or the data changed")
@@ -66,6 +71,13 @@ def _run(args: argparse.Namespace) -> None:
 
         print(json.dumps(to_json(_config(source, changes)), indent=2))
         return
+    if args.hours is not None or args.budget is not None:
+        from triptych.cli.train_budget import train_for
+
+        train_for(args, source, changes)
+        return
+    if args.law is not None:
+        raise UserError("--law chooses a size for --hours or --budget.")
     if args.nproc is None:
         for name, default in (("nnodes", 1), ("rdzv_endpoint", None)):
             if getattr(args, name) != default:

@@ -127,6 +127,11 @@ class StepBuilder:
             num_positions=sum(placement.num_rows * placement.width for placement in placements),
         )
 
+    def survey(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The source and the length of each of the first `count` sequences of the stream."""
+        picks = self.stream[np.arange(count)]
+        return picks.sources, self._lengths(picks)
+
     def _lengths(self, picks: Picks) -> np.ndarray:
         lengths = np.empty(len(picks.sources), np.int64)
         for number in np.unique(picks.sources):

@@ -97,6 +97,11 @@ def _shape(width: int, layers: int) -> dict[str, Any]:
     return {"num_layers": layers, "width": width, "num_heads": width // HEAD_WIDTH, "d_ff": width * 5 // 2}
 
 
+def shape_of(width: int) -> dict[str, Any]:
+    """Fields of a `ModelConfig` with the proxy's aspect ratio."""
+    return _shape(width, max(1, round(width * BASE_LAYERS / BASE_WIDTH)))
+
+
 def scaled_proxy(
     run: RunConfig,
     *,

@@ -142,5 +142,6 @@ def batch_for(member: RunConfig, sequences: float) -> int:
     base = member.transfer
     if base.base_batch is None or base.base_steps is None:
         return member.loader.global_batch
-    ratio = member.num_views * sequences / (base.base_batch * base.base_steps)
-    return max(1, round(base.base_batch * math.pow(ratio, base.gamma) / member.num_views))
+    views = member.num_views * member.length_ratio
+    ratio = views * sequences / (base.base_batch * base.base_steps)
+    return max(1, round(base.base_batch * math.pow(ratio, base.gamma) / views))

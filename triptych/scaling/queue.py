@@ -92,7 +92,7 @@ def read_grid(folder: Path) -> list[GridRun]:
 def check_grid_data(config: RunConfig) -> None:
     """Check, before anything is trained, that the runs have training data and validation data."""
     need_data(config)
-    if not config.validation_data:
+    if not config.validation_folders:
         raise UserError("the runs of a grid are compared on validation data: add validation_data=FOLDER,FOLDER.")
 
 

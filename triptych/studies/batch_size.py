@@ -22,10 +22,10 @@ from triptych.errors import UserError
 from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, scaled_proxy
 from triptych.scaling.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
 from triptych.studies.base import Study, StudyRecords, grid_study
-from triptych.studies.in_memory import train_in_memory
 from triptych.studies.table_runs import pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.training.in_memory import train_in_memory
 from triptych.utils.plotting import pyplot, save
 from triptych.utils.trials import Trial
 

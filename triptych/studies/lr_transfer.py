@@ -12,9 +12,9 @@ from triptych.errors import UserError, did_you_mean
 from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, GLOBAL_TUNED, scaled_proxy
 from triptych.scaling.parabola import parabola_minimum
 from triptych.studies.base import Study, StudyRecords, grid_study
-from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.training.in_memory import train_in_memory
 from triptych.utils.plotting import pyplot, save
 from triptych.utils.trials import Trial
 

@@ -19,11 +19,11 @@ from triptych.model.transformer import Transformer, tagged_parameters
 from triptych.recipes.proxy import scaled_proxy
 from triptych.studies.base import Study, StudyRecords
 from triptych.studies.compare_tables import MeanEstimate, compare, paired_gain
-from triptych.studies.in_memory import train_in_memory
 from triptych.studies.search_modules import INCUMBENT, VALUES, ModuleSearch, SearchState, replay, search_modules
 from triptych.studies.table_runs import table_digest, with_table
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.training.in_memory import train_in_memory
 from triptych.transfer.per_module import MULTIPLIER_TABLES, MultiplierTable, load_multiplier_table
 from triptych.utils import trials
 from triptych.utils.plotting import pyplot, save

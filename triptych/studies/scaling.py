@@ -25,9 +25,9 @@ from triptych.scaling.published import PUBLISHED
 from triptych.scaling.report import coefficients_line, comparison_line, errors_line
 from triptych.scaling.runs import Runs, runs_from_columns
 from triptych.studies.base import Study, StudyRecords
-from triptych.studies.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.training.in_memory import train_in_memory
 from triptych.utils.plotting import pyplot, save
 from triptych.utils.trials import Trial, run_trials
 

@@ -18,11 +18,11 @@ from triptych.errors import UserError
 from triptych.recipes.proxy import scaled_proxy
 from triptych.studies import landscape
 from triptych.studies.base import Study, StudyRecords
-from triptych.studies.in_memory import train_in_memory
 from triptych.studies.search_global import NAMES, Ranges, Search, random_search, retest, trial_records, with_values
 from triptych.studies.table_runs import loss_or_inf, pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.training.in_memory import train_in_memory
 from triptych.utils import trials
 from triptych.utils.config import to_json
 from triptych.utils.files import write_atomically

@@ -223,6 +223,11 @@ class RunConfig:
         return self.loader.global_batch * self.num_views
 
     @property
+    def validation_folders(self) -> tuple[str, ...]:
+        """Datasets to validate on: validation_data, or what is held out of the training data."""
+        return self.validation_data or (self.data if self.loader.held_out else ())
+
+    @property
     def warmup_steps(self) -> int:
         steps: float = self.optimizer.warmup_steps
         if self.transfer.warmup_mode == "sde":
@@ -236,12 +241,18 @@ class RunConfig:
         return clip if clip is None or not self.transfer.scales_clip else clip * self.resolved.kappa**-0.5
 
     @property
+    def length_ratio(self) -> float:
+        """Tokens of a sequence, relative to the base run of the transfer rules."""
+        return self.loader.seq_len / (self.transfer.base_seq_len or self.loader.seq_len)
+
+    @property
     def resolved(self) -> Transfer:
         """The transfer rules, applied to this run."""
         base, values, sde = self.transfer, self.optimizer, None
         if base.base_batch is not None and base.base_steps is not None:
-            length = self.loader.seq_len / (base.base_seq_len or self.loader.seq_len)
-            sde = Sde(self.masked_copies * length, self.num_steps, base.base_batch, base.base_steps, base.gamma)
+            sde = Sde(
+                self.masked_copies * self.length_ratio, self.num_steps, base.base_batch, base.base_steps, base.gamma
+            )
         return Transfer(
             base,
             self.model,

@@ -61,9 +61,7 @@ def train_loop(
         HangWatchdog(config.parallel.hang_timeout) as watchdog,
         run.open_loader(last) as loader,
     ):
-        validator = Validator(
-            config.validation_data, config.loader, config.validation.sequences, config.validation.draws, ranks=ranks
-        )
+        validator = Validator.of_run(config, ranks)
         records = _open_records(run, loggers, peak_flops)
         trainer = _Trainer(run, loader, validator, records, signals, watchdog, peak_flops, on_validation)
         with closing(trainer.checkpointer):
@@ -134,7 +132,7 @@ class _Trainer:
 
     def _validate(self) -> None:
         run, step, model = self.run, self.run.state.step, self.run.state.eval_model
-        if run.config.validation_data:
+        if run.config.validation_folders:
             estimates = self.validator.estimate(model, run.device)
             self.records("validation", step=step, nelbo={name: e.as_json for name, e in estimates.items()})
         if run.ranks.any([self.on_validation is not None])[0]:

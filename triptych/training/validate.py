@@ -29,6 +29,7 @@ from triptych.diffusion.likelihood import Given, k_uniform
 from triptych.diffusion.objective import token_weights
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer
+from triptych.training.config import RunConfig
 from triptych.training.distributed import reshard
 from triptych.training.ranks import Ranks
 from triptych.training.step import model_input
@@ -103,8 +104,16 @@ class Validator:
     """Estimates the negative ELBO on validation sequences, which are read once and masked alike at every call.
 
     `sequences` are drawn from each dataset, the same ones for every model. Datasets count by the mixture weights of
-    `config`; tasks without validation data are left out of the mixture.
+    `config`; tasks without validation data are left out of the mixture. With `held_out`, the datasets are those of
+    training, and the sequences are drawn from what the loader holds out.
     """
+
+    @classmethod
+    def of_run(cls, config: RunConfig, ranks: Ranks = Ranks()) -> "Validator":  # noqa: B008 (frozen)
+        """The validation of a run, which has validation data or holds some out."""
+        settings, folders = config.validation, config.validation_folders
+        held_out = not config.validation_data
+        return cls(folders, config.loader, settings.sequences, settings.draws, ranks=ranks, held_out=held_out)
 
     def __init__(
         self,
@@ -114,14 +123,19 @@ class Validator:
         draws: int,
         seed: int = 0,
         ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+        *,
+        held_out: bool = False,
     ):
         self.draws, self.seed, self.ranks = draws, seed, ranks
         self.vocabulary: Vocabulary | None = None
         datasets, sizes, steps = [TokenDataset(folder) for folder in folders], [], []
         fixed = _without_open_ends(config, sequences)
+        if not held_out:
+            fixed = replace(fixed, held_out=0.0)
+        options = {"one_pass": True, "pass_seed": seed, "num_steps": 1, "held_out": held_out}
         for dataset in datasets:
             self.vocabulary = dataset.vocabulary
-            with Loader([dataset], fixed, ranks.rank, ranks.size, one_pass=True, pass_seed=seed, num_steps=1) as loader:
+            with Loader([dataset], fixed, ranks.rank, ranks.size, **options) as loader:
                 sizes.append(len(loader.builder.sources[0]))
                 steps.append(list(loader))
         names, tasks = [dataset.manifest.name for dataset in datasets], [dataset.task for dataset in datasets]

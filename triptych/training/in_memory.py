@@ -62,7 +62,7 @@ def train_in_memory(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
             seen.append(tokens)
             if sums.skipped or not math.isfinite(sums.loss):
                 return Outcome(diverged=True, tokens=tokens, seconds=time.monotonic() - started)
-    validator = Validator(config.validation_data, config.loader, config.validation.sequences, config.validation.draws)
+    validator = Validator.of_run(config)
     estimates = validator.estimate(model, device)
     validation = {name: estimate.nats_per_token for name, estimate in estimates.items()}
     validation[MIXTURE] = mixture_loss(estimates)
