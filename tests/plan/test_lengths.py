@@ -60,9 +60,9 @@ def test_expected_share_matches_masking(world: Path, settings: dict[str, Any], c
     corrupt = CorruptConfig(**settings)
     config = tiny_run(world, layout=Padded(), complementary_masks=complementary_masks, corrupt=corrupt)
     loader = replace(config.loader, open_ends=OpenEnds(probability=0.5, text=8, audio=9), mask_text_eos="all")
-    config = replace(config, loader=replace(loader, global_batch=300))
+    config = replace(config, loader=replace(loader, global_batch=3000))
     measured, expected = np.zeros(3), np.zeros(3)
-    for step in Loader(config.data, config.loader, num_steps=40):
+    for step in Loader(config.data, config.loader, num_steps=2):
         for inputs in micro_inputs(step, config, TINY, torch.device("cpu"), Ranks()):
             measured += inputs.targets.counts
         (batch,) = step.micro_batches
@@ -70,7 +70,7 @@ def test_expected_share_matches_masking(world: Path, settings: dict[str, Any], c
             is_task = np.isin(batch.segment_ids - 1, np.flatnonzero(batch.tasks == task)) & batch.maskable
             maskable = np.bincount(batch.modality_ids[is_task], minlength=3)
             expected += config.num_views * predicted_tokens(config, task, maskable)
-    assert measured == pytest.approx(expected, rel=0.03)
+    assert measured == pytest.approx(expected, rel=0.05)
 
 
 def test_without_data_every_setting_counts(world: Path) -> None:
