@@ -113,3 +113,16 @@ def test_other_files_than_fits_are_refused(tmp_path: Path, capsys) -> None:
     (tmp_path / "fit.json").write_text('{"chosen": "joint"}')
     assert command("plan", "--budget", "1e21", "--law", tmp_path / "fit.json") == 3
     assert "is not a file written by `triptych fit RUNS --save`" in capsys.readouterr().err
+
+
+def test_runs_of_a_single_budget_give_no_optimum(tmp_path: Path, capsys) -> None:
+    sizes = np.geomspace(1e8, 3e9, 14)
+    tokens = 1e20 / (6 * sizes) * np.exp(0.08 * np.random.default_rng(0).standard_normal(14))
+    rows = [f"{n},{d},{loss}" for n, d, loss in zip(sizes, tokens, CHINCHILLA.loss(sizes, tokens))]
+    (tmp_path / "runs.csv").write_text("\n".join(["N,D,loss", *rows]) + "\n")
+    assert command("fit", tmp_path / "runs.csv", "--budget", "1e21") == 3
+    output = capsys.readouterr()
+    assert not output.out
+    assert output.err.count("\n") == 1
+    assert "N and D are tied in these runs, as with a single budget (correlation of their logs -0.998;" in output.err
+    assert "add runs with at least two D, a factor of 2 or more apart, at each N" in output.err

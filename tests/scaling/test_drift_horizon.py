@@ -167,7 +167,7 @@ def test_sweeps_that_do_not_determine_gamma_are_refused() -> None:
         fit_drift_horizon(np.arange(8.0, 28.0), np.full(20, 4.0), losses[:20])
     one = np.isclose(STEPS * BATCH, 4096)
     longer = np.isclose(STEPS * BATCH, 65536)
-    with pytest.raises(UserError, match="grow together"):
+    with pytest.raises(UserError, match="S and Bv are tied in these runs"):
         fit_drift_horizon(STEPS[longer], BATCH[longer], losses[longer])
     with pytest.raises(UserError, match="at least 2 numbers of tokens, got 1"):
         direct_gamma(STEPS[one], BATCH[one], losses[one])

@@ -138,13 +138,42 @@ def test_n_in_billions_by_mistake(tmp_path: Path) -> None:
         ),
         (
             [{**row, "D": 20 * row["N"] * (1 + at * 1e-9), "N": row["N"] + at} for at, row in enumerate(ROWS)],
-            "grow together",
+            "N and D are tied in these runs, as with a fixed ratio",
         ),
     ],
 )
 def test_runs_that_do_not_determine_a_law_are_refused(tmp_path: Path, rows: list[dict], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_runs(csv_of(tmp_path / "runs.csv", rows))
+
+
+def runs_of_budgets(budgets: list[float], count: int = 12, scatter: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes and tokens of budgets; small models have a large head, so log D is not linear in log N."""
+    rng = np.random.default_rng(0)
+    sizes = np.geomspace(1e8, 3e9, count)
+    tokens = [budget / (6 * sizes * (1 + 1e6 * sizes ** (-2 / 3))) for budget in budgets]
+    columns = np.tile(sizes, len(budgets)), np.concatenate(tokens)
+    return columns[0], columns[1] * np.exp(scatter * rng.standard_normal(count * len(budgets)))
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.05])
+def test_runs_of_a_single_budget_are_refused(scatter: float) -> None:
+    sizes, tokens = runs_of_budgets([1e20], scatter=scatter)
+    correlation = np.corrcoef(np.log([sizes, tokens]))[0, 1]
+    assert -0.9999 < correlation < -0.99
+    with pytest.raises(
+        UserError, match=r"as with a single budget \(correlation of their logs -0\.99.*add runs with at"
+    ):
+        runs_from_columns(("N", "D"), sizes, tokens, CHINCHILLA.loss(sizes, tokens))
+
+
+def test_runs_with_two_tokens_at_each_size_are_enough() -> None:
+    for budgets in ([1e20, 2e20], [1e20, 1e21]):
+        sizes, tokens = runs_of_budgets(budgets)
+        assert len(runs_from_columns(("N", "D"), sizes, tokens, CHINCHILLA.loss(sizes, tokens))) == 24
+    sizes = np.repeat(np.geomspace(1e8, 1e10, 8), 2)
+    tokens = 20 * sizes * np.tile([1, 2], 8)
+    assert len(runs_from_columns(("N", "D"), sizes, tokens, CHINCHILLA.loss(sizes, tokens))) == 16
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ MIN_RUNS, MIN_RESAMPLED = 10, 5
 """Fewest different runs in a table, and in a resample of it: a law has five coefficients."""
 _MIN_DISTINCT = 3
 _MIN_COUNT = 1000  # no run has fewer parameters or tokens: smaller numbers must have another unit
-_MAX_CORRELATION = 0.999
+_MAX_EXPLAINED = 0.98  # of the variance of log D by N: at a given N, log D then varies by a seventh of its spread
 _SAME_TOKENS = np.log1p(0.03)
 # Accepted range of C / 6ND. Some count only part of the FLOPs; in small models the head dominates.
 _MIN_PER_6ND, _MAX_PER_6ND = 0.2, 1e4
@@ -73,14 +73,26 @@ class Runs:
             values = len(np.unique(column))
             if values < _MIN_DISTINCT:
                 return f"a law needs runs of at least {_MIN_DISTINCT} different {name}, got {values}"
-        logs = np.log(self.columns)
-        if abs(np.corrcoef(logs)[0, 1]) > _MAX_CORRELATION:
+        x, y = np.log(self.columns)
+        # Both: if only one is a function of the other, runs with the same value of one separate their effects.
+        explained = min(_explained(x, y), _explained(y, x))
+        if explained > _MAX_EXPLAINED:
             first, second = self.names
+            correlation = float(np.corrcoef(x, y)[0, 1])
+            cause = "as with a fixed ratio" if correlation > 0 else "as with a single budget"
             return (
-                f"{first} and {second} grow together in these runs (as with a fixed ratio or one budget), so their "
-                f"effects cannot be separated: add runs with other {second} at the same {first}"
+                f"{first} and {second} are tied in these runs, {cause} (correlation of their logs {correlation:.3f}; "
+                f"{first} explains {explained:.1%} of {second}), so their effects cannot be separated: add runs with "
+                f"at least two {second}, a factor of 2 or more apart, at each {first}"
             )
         return None
+
+
+def _explained(x: Floats, y: Floats) -> float:
+    """Share of the variance of y that a parabola in x explains: runs of one budget are on a curve, not on a line."""
+    powers = np.vander(x - x.mean(), 3)
+    residuals = y - powers @ np.linalg.lstsq(powers, y, rcond=None)[0]
+    return 1 - float(residuals.var() / y.var())
 
 
 def runs_from_columns(
