@@ -36,7 +36,7 @@ def test_plan_of_the_papers_3b_model(capsys: pytest.CaptureFixture) -> None:
 def test_plan_shows_the_hyperparameters_that_training_uses(capsys: pytest.CaptureFixture) -> None:
     changes = [
         "model.width=128", "model.num_heads=1", "model.num_layers=4", "model.d_ff=64",
-        "transfer.base_width=32", "transfer.base_layers=2", "loader.global_batch=64",
+        "transfer.base_width=32", "transfer.base_layers=2", "loader.global_batch=64", "transfer.per_module=paper",
     ]  # fmt: skip
     plan = planned(capsys, "aspect_8", *changes)
     run = override(recipe("aspect_8"), changes)

@@ -76,8 +76,35 @@ def test_the_papers_recipes_have_its_aspect_ratio() -> None:
         assert model.d_ff % 128 == 0
         assert 0 <= model.d_ff - 2 / 3 * 2.75 * model.width < 128
     assert recipe("paper_3b").num_steps == 1_000_000
-    base = recipe("paper_base")
-    assert base.num_steps * base.loader.global_batch * base.loader.seq_len == pytest.approx(13e9, rel=1e-4)
+
+
+def test_the_papers_token_counts_leave_out_padding() -> None:
+    """6.4T tokens of the 3B run and 13B of the base run, both without padding: kappa of the 3B run is .785."""
+    base, large = recipe("paper_base"), recipe("paper_3b")
+    tokens_per_sequence = 6.4e12 / (large.num_steps * large.loader.global_batch)
+    assert base.num_steps * base.loader.global_batch * tokens_per_sequence == pytest.approx(13e9, rel=1e-4)
+    aspect = recipe("aspect_24")
+    assert aspect.transfer.base_steps == base.num_steps
+    expected = (13e9 / 6.4e12) ** 0.44 * 3072 / 256
+    assert expected == pytest.approx(0.785, abs=5e-4)
+    for name, changes in (
+        ("aspect_24", ["loader.global_batch=3072", "num_steps=1e6"]),
+        ("paper_3b", ["transfer.base_batch=256", f"transfer.base_steps={base.num_steps}"]),
+    ):
+        assert override(recipe(name), changes).resolved.kappa == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_papers_recipes_use_global_hyperparameters() -> None:
+    """As all its ablations and scaling runs; the multiplier table is a setting."""
+    for name in ("paper_base", "paper_3b", "aspect_1", "aspect_8", "aspect_24"):
+        assert recipe(name).transfer.per_module == "none"
+        assert override(recipe(name), ["transfer.per_module=paper"]).transfer.table.decays_all
+
+
+def test_warm_up_of_the_papers_recipes() -> None:
+    assert recipe("paper_3b").warmup_steps == 2000
+    assert recipe("aspect_8").warmup_steps == 1000
+    assert override(recipe("aspect_8"), ["num_steps=1200"]).warmup_steps == 300  # at most a quarter
 
 
 def test_the_old_name_of_the_proxy_is_accepted() -> None:

@@ -44,8 +44,32 @@ def test_hyperparameters_are_transferred() -> None:
     for point in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [1e20], max_sizes=5):
         resolved = point.config.resolved
         assert resolved.kappa == pytest.approx(1, abs=0.01)
-        assert point.config.transfer.per_module == "paper"
+        assert point.config.transfer.per_module == "none"
         assert resolved.ratios[0] == point.config.model.width / 1024
+
+
+def test_warm_up_of_the_papers_runs_is_1000_steps_or_a_quarter() -> None:
+    for point in isoflop_grid(MEMBERS, VOCABULARY, LENGTHS, [5e18, 1e20, 1e22], max_sizes=5):
+        assert point.config.warmup_steps == 1000
+    short = grid_point(MEMBERS[7], VOCABULARY, LENGTHS, 1e17)
+    assert short is not None
+    assert short.config.num_steps < 4000
+    assert short.config.warmup_steps == short.config.num_steps // 4
+
+
+def test_scaled_proxies_warm_up_for_the_share_of_the_tuned_run() -> None:
+    """50 of 400 steps, the setting that the proxy was tuned with."""
+    for width, budget in ((16, 1e11), (64, 1e12), (160, 2e13)):
+        point = grid_point(proxy_of_width(proxy_per_module(), width), VOCABULARY, LengthStats(30.0, 40.0), budget)
+        assert point is not None
+        assert point.config.warmup_steps == point.config.num_steps // 8
+
+
+def test_multipliers_per_module_are_a_setting_of_the_family() -> None:
+    family = model_family("aspect_8", ["transfer.per_module=paper", "optimizer.warmup_steps=200"])
+    (point, *_) = isoflop_grid(family.members, VOCABULARY, LENGTHS, [1e20], max_sizes=1)
+    assert {"transfer.per_module=paper", "optimizer.warmup_steps=200"} <= set(grid_run(point).changes)
+    assert point.config.warmup_steps == 200
 
 
 def test_few_sizes_are_spread_over_the_range() -> None:

@@ -210,7 +210,11 @@ def test_ratios_of_a_run() -> None:
     assert wide.resolved.kappa == pytest.approx(4 / 4**0.5)
     assert wide.clip == pytest.approx(3 / math.sqrt(2))
     assert wide.warmup_steps == 30
+    longer = override(wide, ["transfer.warmup_mode=share", "num_steps=900"])
+    assert longer.warmup_steps == 180  # a fifth, as in the base run
     plain = recipe("paper_base")
+    with pytest.raises(UserError, match=r"warmup_mode=share needs transfer\.base_batch and transfer\.base_steps"):
+        override(plain, ["transfer.warmup_mode=share"])
     assert plain.resolved.kappa == 1
     assert override(plain, ["optimizer.clip=2"]).clip == 2
     assert run("transfer.multipliers.mlp.lr=2.5").resolved.config.table.roles["mlp"].lr == 2.5
@@ -226,7 +230,7 @@ def test_ratios_of_a_run() -> None:
         ("transfer.multipliers.mlp.lr=-2", "of lr must be finite and not negative, got -2"),
         ("transfer.multipliers.mlp.alpha1=0", "of alpha1 must be finite and positive, got 0"),
         ("transfer.per_module=papr", "'papr' is neither a file nor a preset of multipliers. Did you mean 'paper'"),
-        ("transfer.warmup_mode=time", "transfer.warmup_mode must be 'steps' or 'sde'"),
+        ("transfer.warmup_mode=time", "transfer.warmup_mode must be 'steps', 'sde' or 'share'"),
     ],
 )
 def test_invalid_transfer_settings_are_rejected(assignment: str, message: str) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from triptych.data.loader import Loader
 from triptych.data.pack import Padded
+from triptych.data.paper_totals import MEAN_TOKENS, SEQ_LEN
 from triptych.data.sequences import PAIR_SPECIALS
 from triptych.data.shards import MANIFEST, TokenDataset
 from triptych.data.steps import LoaderConfig
@@ -30,8 +31,6 @@ ORIGINS: dict[Origin, str] = {
     "unknown": "unknown without the data: every sequence counts as the longest",
 }
 
-# The paper's 3B run: 1M steps of 3,072 rows of 3,256, a third of them text without padding, 6.4T tokens in all.
-_PAPER_SEQUENCES, _PAPER_SEQ_LEN, _PAPER_TOKENS = 3.072e9, 3256, 6.4e12
 _PAPER_IMAGE = 1024  # tokens of 256 x 256 pixels
 # Assumed, because the paper does not say: caption lengths, and the spread of audio lengths around their mean.
 _CAPTION = (10, 120)
@@ -92,10 +91,9 @@ def _measured(config: RunConfig, vocabulary: Vocabulary) -> BatchSample:
 
 
 def _from_paper(config: RunConfig, vocabulary: Vocabulary) -> BatchSample:
-    """Lengths with the paper's mean over its mixture: full rows of text, images of one size, and audio for the rest."""
+    """Lengths with the paper's mean over equal parts: full rows of text, images of one size, and audio for the rest."""
     loader, rng = config.loader, np.random.default_rng(0)
-    per_task = _PAPER_SEQUENCES / len(Task)
-    mean_audio = _PAPER_TOKENS / per_task - _PAPER_SEQ_LEN - (_PAPER_IMAGE + PAIR_SPECIALS + np.mean(_CAPTION))
+    mean_audio = MEAN_TOKENS * len(Task) - SEQ_LEN - (_PAPER_IMAGE + PAIR_SPECIALS + np.mean(_CAPTION))
     shares = _task_shares(loader)
     lengths, by_modality = [], np.zeros(len(Modality))
     for _ in range(_MIN_BATCHES):

@@ -136,4 +136,6 @@ def proxy_of_width(run: RunConfig, width: int, seed: int = 0) -> RunConfig:
     if width < HEAD_WIDTH or width % HEAD_WIDTH:
         raise UserError(f"the width of a scaled proxy must be a multiple of {HEAD_WIDTH}, got {width}.")
     layers = max(1, round(width * BASE_LAYERS / BASE_WIDTH))
-    return scaled_proxy(run, width=width, layers=layers, batch=BASE_BATCH, rule="completed_p", seed=seed)
+    scaled = scaled_proxy(run, width=width, layers=layers, batch=BASE_BATCH, rule="completed_p", seed=seed)
+    # Runs of a grid differ in length by orders of magnitude; all warm up for an eighth, as the tuned run does.
+    return replace(scaled, transfer=replace(scaled.transfer, warmup_mode="share"))

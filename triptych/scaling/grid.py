@@ -19,10 +19,9 @@ from triptych.vocab import Vocabulary
 TOKENS_PER_PARAMETER = (1.0, 2000.0)
 SET_BY_GRID = (
     "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
-    "loader.global_batch", "num_steps", "optimizer.warmup_steps",
+    "loader.global_batch", "num_steps",
 )  # fmt: skip
 """Fields that the grid sets itself."""
-_STEPS_PER_WARMUP_STEP = 8
 
 
 @dataclass(frozen=True)
@@ -124,12 +123,7 @@ def grid_point(member: RunConfig, vocabulary: Vocabulary, lengths: LengthStats, 
     steps = round(sequences / batch)
     if steps < 1:
         return None
-    config = replace(
-        member,
-        loader=replace(member.loader, global_batch=batch),
-        num_steps=steps,
-        optimizer=replace(member.optimizer, warmup_steps=max(1, steps // _STEPS_PER_WARMUP_STEP)),
-    )
+    config = replace(member, loader=replace(member.loader, global_batch=batch), num_steps=steps)
     tokens = steps * batch * lengths.mean
     return GridPoint(budget, config, count_parameters(member.model, vocabulary).blocks, tokens, tokens * per_token)
 

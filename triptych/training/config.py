@@ -229,9 +229,13 @@ class RunConfig:
 
     @property
     def warmup_steps(self) -> int:
+        """Steps of the warm-up, at most a quarter of the run."""
         steps: float = self.optimizer.warmup_steps
         if self.transfer.warmup_mode == "sde":
             steps /= self.resolved.kappa
+        elif self.transfer.warmup_mode == "share":
+            assert self.transfer.base_steps is not None
+            steps = self.optimizer.warmup_steps * self.num_steps // self.transfer.base_steps
         return min(round(steps), self.num_steps // 4)
 
     @property

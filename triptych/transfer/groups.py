@@ -30,7 +30,8 @@ class TransferConfig:
     """Sequences per step of the base run, counting both copies of complementary masks. Together with base_steps it
     enables the rule for batch size and tokens."""
     base_steps: int | None = None
-    """Number of steps of the base run."""
+    """Number of steps of the base run. Its tokens and those of this run are compared by their numbers of sequences,
+    which assumes that sequences have as many tokens, without padding, in both."""
     base_seq_len: int | None = None
     """Sequence length of the base run, if it differs."""
     gamma: float = 0.44
@@ -41,7 +42,8 @@ class TransferConfig:
     scales_clip: bool = True
     """Whether the gradient clipping norm is scaled by 1 / sqrt(kappa)."""
     warmup_mode: str = "steps"
-    """Unit of the warm-up: "steps" (the paper), or "sde" for SDE time."""
+    """Unit of the warm-up: "steps" (the paper), "sde" for SDE time, or "share" for the same share of the run as in the
+    base run."""
     per_module: str = "none"
     """Multipliers per role and depth: a preset (none, paper, scenes, proxy) or a JSON file."""
     multipliers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -58,8 +60,10 @@ class TransferConfig:
             raise UserError("transfer.base_batch and transfer.base_steps must be set together.")
         if not 0 <= self.depth_exponent <= 1:
             raise UserError(f"transfer.depth_exponent must lie between 0 and 1, got {self.depth_exponent!r}.")
-        if self.warmup_mode not in ("steps", "sde"):
-            raise UserError(f"transfer.warmup_mode must be 'steps' or 'sde', got {self.warmup_mode!r}.")
+        if self.warmup_mode not in ("steps", "sde", "share"):
+            raise UserError(f"transfer.warmup_mode must be 'steps', 'sde' or 'share', got {self.warmup_mode!r}.")
+        if self.warmup_mode == "share" and self.base_steps is None:
+            raise UserError("transfer.warmup_mode=share needs transfer.base_batch and transfer.base_steps.")
         for role, values in self.multipliers.items():
             known = list(Multipliers.__dataclass_fields__)
             for name in values:
