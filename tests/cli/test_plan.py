@@ -33,6 +33,34 @@ def test_plan_of_the_papers_3b_model(capsys: pytest.CaptureFixture) -> None:
     assert sum(group["count"] for group in plan["groups"]) == plan["parameters"]
 
 
+def test_plan_shows_batch_lengths_schedule_and_mixture(capsys: pytest.CaptureFixture) -> None:
+    plan = planned(capsys, "paper_3b")
+    assert (plan["global_batch"], plan["seq_len"], plan["num_steps"]) == (3072, 3256, 1_000_000)
+    assert (plan["warmup_steps"], plan["z_loss_weight"], plan["clip"]) == (2000, 1e-5, None)
+    assert plan["min_lr_ratio"] * 9e-4 == pytest.approx(1e-6)
+    assert plan["task_shares"] == {task: pytest.approx(1 / 3) for task in ("text", "image-text", "audio-text")}
+    assert main(["plan", "paper_3b", "loader.task_weights.text=2", "loader.task_weights.audio-text=0"]) == 0
+    output = capsys.readouterr().out
+    assert "3,072 sequences of up to 3,256 positions: 66.7% text, 33.3% image-text\n" in output
+    assert (
+        "1,000,000 steps, warm-up 2,000 steps, learning rate falls to 0.001111 of its peak, z-loss weight 1e-05, "
+        "no gradient clipping\n" in output
+    )
+    assert main(["plan", "nano", "optimizer.clip=2", "transfer.scales_clip=false", "z_loss_weight=0"]) == 0
+    assert "z-loss weight 0, gradient clipping 2\n" in capsys.readouterr().out
+
+
+def test_plan_shows_kappa_of_the_batch_size_rule_that_a_recipe_does_not_apply(capsys: pytest.CaptureFixture) -> None:
+    plan = planned(capsys, "paper_3b")
+    assert plan["kappa"] == 1
+    assert plan["if_scaled"]["kappa"] == pytest.approx(0.785, abs=5e-4)
+    assert planned(capsys, "paper_3b", *plan["if_scaled"]["changes"])["kappa"] == plan["if_scaled"]["kappa"]
+    assert main(["plan", "paper_3b"]) == 0
+    assert "transfer.base_steps=24375, the paper's base run, kappa is 0.785\n" in capsys.readouterr().out
+    assert "if_scaled" not in planned(capsys, "aspect_8")
+    assert "if_scaled" not in planned(capsys, "nano")
+
+
 def test_plan_shows_the_hyperparameters_that_training_uses(capsys: pytest.CaptureFixture) -> None:
     changes = [
         "model.width=128", "model.num_heads=1", "model.num_layers=4", "model.d_ff=64",
@@ -104,6 +132,8 @@ def test_estimate_of_the_papers_3b_model_on_256_gpus(capsys: pytest.CaptureFixtu
     assert estimate["step"]["sequences"] * 1_000_000 == 3.072e9
     assert estimate["optimal_tokens"] == pytest.approx(7754 * blocks ** (0.14 / 0.17))
     assert estimate["optimal_tokens"] == pytest.approx(376e9, rel=1e-3)
+    assert estimate["optimal_tokens_of_total"] == pytest.approx(7754 * weights ** (0.14 / 0.17))
+    assert estimate["optimal_tokens_of_total"] == pytest.approx(480e9, rel=0.01)  # the paper's, for "3B"
 
     matrices, context = 2 * layers * (4 * d**2 + 3 * d * d_ff), estimate["step"]["context"]
     attention, head = 4 * layers * context * d, 2 * ids * d
@@ -148,6 +178,8 @@ def test_text_output_appends_the_estimate(capsys: pytest.CaptureFixture) -> None
     row = next(line for line in appended.splitlines() if line.strip().startswith("activations"))
     assert row.split() == ["activations", f"{estimate['memory']['activations'] / 1e9:.3g}", "GB"]
     assert "6.42T in 7.5T positions and 1,000,000 steps" in appended
+    assert "376B tokens by the paper's law for N = 2.15B, without embeddings" in appended
+    assert "478B tokens for N = 2.87B, with embeddings, as in the paper's 480B for 3B" in appended
     for line in estimate["warnings"]:
         assert f"  - {line}\n" in appended
     assert "estimate" not in planned(capsys, "paper_3b")
@@ -210,6 +242,25 @@ def test_model_for_a_budget_minimises_the_law_over_the_family(capsys) -> None:
     for each in advice.values():
         assert each["model"]["flops"] == pytest.approx(1e21, rel=1e-3)
         assert each["command"].startswith(f"triptych train aspect_{each['model']['num_layers']} ")
+
+
+def test_budgets_use_global_hyperparameters_unless_a_table_is_asked_for(capsys) -> None:
+    assert command("plan", "--budget", "1e21") == 0
+    output = capsys.readouterr().out
+    assert "hyperparameters the same for all modules" in output
+    assert "per_module" not in output
+    assert "sequences of up to 3,256 positions, 33.3% text, 33.3% image-text, 33.3% audio-text" in output
+    assert "warm-up 1,000 steps, at most a quarter of the run, learning rate falls to 0.001111 of its peak" in output
+    assert command("plan", "--budget", "1e21", "transfer.per_module=paper") == 0
+    output = capsys.readouterr().out
+    assert "multiplied per module by the table 'paper'" in output
+    assert "transfer.per_module=paper" in output.splitlines()[-1]  # the command to train the model
+    assert command("plan", "--budget", "1e21", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["per_module"], result["seq_len"], result["z_loss_weight"]) == ("none", 3256, 1e-5)
+    assert set(result["task_shares"]) == {"text", "image-text", "audio-text"}
+    assert command("plan", "proxy", "--budget", "1e13") == 0
+    assert "warm-up 0.125 of the run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,17 @@ from typing import Any
 
 from triptych.cli.args import positive_float
 from triptych.cli.command import PLAN, Command, add_json, write_json
+from triptych.cli.run_settings import mixture_text, run_settings, schedule_text
 from triptych.errors import UserError
 from triptych.utils.units import human_bytes, human_number
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
-Show a recipe before it is trained: the size of the model, how it is scaled from the model that was tuned, and the
-initial standard deviation, learning rate, betas, epsilon and weight decay of every weight, with the formulas behind
-them. With --gpus, also the tokens, FLOPs, memory per rank, checkpoint size, hours and cost, and warnings
-(docs/planning.md).
+Show a recipe before it is trained: the size of the model, how it is scaled from the model that was tuned, batch,
+sequence length, mixture, warm-up, learning-rate floor and z-loss, and the initial standard deviation, learning rate,
+betas, epsilon and weight decay of every weight, with the formulas behind them. With --gpus, also the tokens, FLOPs,
+memory per rank, checkpoint size, hours and cost, and warnings (docs/planning.md).
 
 With --budget, show the compute-optimal model, tokens and batch size instead, by published scaling laws, and by a law
 fitted to your own runs with --law (docs/scaling.md). `triptych plan grid` plans an isoFLOP grid.
@@ -29,6 +30,7 @@ examples:
   triptych plan paper_3b --gpus 128 --dry-run           also take one step on simulated ranks
   triptych plan scenes --gpus 1 --gpu cpu               on this machine
   triptych plan --budget 1e21
+  triptych plan --budget 1e21 transfer.per_module=paper with the paper's multipliers per module
   triptych fit runs.csv --save fit.json && triptych plan proxy --budget 1e14 --law fit.json
 
 m_N and m_L are width and depth relative to the tuned model. kappa is the step size of the stochastic differential
@@ -80,7 +82,8 @@ def _run(args: argparse.Namespace) -> None:
     from triptych.model.flops import count_parameters
     from triptych.model.transformer import Transformer, tagged_parameters
     from triptych.recipes import recipe
-    from triptych.tokenizers.bundle import vocabulary_of
+    from triptych.recipes.paper import BASE_BATCH, BASE_STEPS
+    from triptych.tokenizers.bundle import PAPER_TOKENIZERS, vocabulary_of
     from triptych.transfer.explain import explain
     from triptych.utils.config import override
 
@@ -105,10 +108,12 @@ def _run(args: argparse.Namespace) -> None:
         "virtual_steps": None if transfer.sde is None else transfer.sde.virtual_steps,
         "residual_scale": transfer.scaled_shape.residual_scale,
         "logit_scale": transfer.scaled_shape.logit_scale,
-        "warmup_steps": config.warmup_steps,
-        "clip": config.clip,
+        **run_settings(config),
     }
-    run, optimal_tokens, warnings = None, 0.0, list[str]()
+    if transfer.sde is None and config.tokenizers == PAPER_TOKENIZERS:
+        base_run = [f"transfer.base_batch={BASE_BATCH}", f"transfer.base_steps={BASE_STEPS}"]
+        summary["if_scaled"] = {"changes": base_run, "kappa": override(config, base_run).resolved.kappa}
+    run, optimal, warnings = None, dict[str, float](), list[str]()
     if args.gpus is not None:
         from triptych.plan.estimate import estimate
         from triptych.plan.machines import find_machine
@@ -118,8 +123,12 @@ def _run(args: argparse.Namespace) -> None:
 
         machine = find_machine(args.gpu or "h100", args.gpus, products_dtype(config.parallel.precision))
         run = estimate(config, vocabulary, machine, args.gpus, mfu=args.mfu or 0.4, price=args.price_per_hour)
-        optimal_tokens = float(PAPER.tokens(count.blocks))
-        warnings = warnings_for(run, optimal_tokens)
+        # The law was fitted to non-embedding parameters, but the paper's 480B tokens for 3B are at total parameters.
+        optimal = {
+            "optimal_tokens": float(PAPER.tokens(count.blocks)),
+            "optimal_tokens_of_total": float(PAPER.tokens(count.total)),
+        }
+        warnings = warnings_for(run, optimal["optimal_tokens"])
     simulated = None
     if args.dry_run:
         from triptych.plan.dry_run import dry_run
@@ -128,14 +137,14 @@ def _run(args: argparse.Namespace) -> None:
     if args.json is not None:
         result = dict(summary)
         if run is not None:
-            result["estimate"] = {**run.as_json, "optimal_tokens": optimal_tokens, "warnings": warnings}
+            result["estimate"] = {**run.as_json, **optimal, "warnings": warnings}
         if simulated is not None:
             result["dry_run"] = asdict(simulated)
         write_json({**result, "groups": [report.as_json for report in reports]}, args.json)
         return
     _print_recipe(summary, reports)
     if run is not None:
-        _print_estimate(run, optimal_tokens, warnings)
+        _print_estimate(run, optimal, warnings)
     if simulated is not None:
         print(
             f"\ndry run in {simulated.seconds:.0f} s: one step of rank 0 of {simulated.ranks} ({simulated.mesh}, "
@@ -152,6 +161,9 @@ def _print_recipe(summary: dict[str, Any], reports: list[Any]) -> None:
     ratios = f"m_N {summary['m_N']:g}, m_L {summary['m_L']:g}, a {summary['depth_exponent']:g}"
     print(f"  width and depth    {summary['rule']}, {ratios}")
     noise = "not scaled: the recipe sets no transfer.base_batch"
+    if "if_scaled" in summary:
+        scaled = summary["if_scaled"]
+        noise += f"; with {' '.join(scaled['changes'])}, the paper's base run, kappa is {scaled['kappa']:.3g}"
     if summary["virtual_batch"] is not None:
         noise = (
             f"kappa {summary['kappa']:.4g}, equivalent to {summary['virtual_steps']:,.0f} steps of "
@@ -159,8 +171,14 @@ def _print_recipe(summary: dict[str, Any], reports: list[Any]) -> None:
         )
     print(f"  batch and tokens   {noise}")
     print(f"  in the model       branches x {summary['residual_scale']:.4g}, logits x {summary['logit_scale']:.4g}")
-    clip = "none" if summary["clip"] is None else f"{summary['clip']:.4g}"
-    print(f"  in the run         warm-up {summary['warmup_steps']:,} steps, gradient clipping {clip}\n")
+    print(
+        f"  a step             {summary['global_batch']:,} sequences of up to {summary['seq_len']:,} positions: "
+        f"{mixture_text(summary)}"
+    )
+    print(
+        f"  in the run         {summary['num_steps']:,} steps, warm-up {summary['warmup_steps']:,} steps, "
+        f"{schedule_text(summary)}\n"
+    )
     columns = ("init", "lr", "beta1", "beta2", "eps", "decay")
     print(f"{'role':18} {'layers':7} {'weights':>13} " + " ".join(f"{name:>9}" for name in columns))
     for report in reports:
@@ -190,7 +208,7 @@ _MEMORY_ITEMS = {
 }
 
 
-def _print_estimate(run: Any, optimal_tokens: float, warnings: list[str]) -> None:
+def _print_estimate(run: Any, optimal: dict[str, float], warnings: list[str]) -> None:
     from triptych.plan.lengths import ORIGINS
 
     config, machine, step_layout, memory = run.config, run.machine, run.step_layout, run.memory
@@ -208,10 +226,18 @@ def _print_estimate(run: Any, optimal_tokens: float, warnings: list[str]) -> Non
         f"{human_number(run.tokens)} in {human_number(run.positions)} positions and {config.num_steps:,} steps",
         f"{1 - run.tokens / run.positions:.1%} padding, {ORIGINS[run.batches.origin]}",
     )
+    of_blocks, of_total = optimal["optimal_tokens"], optimal["optimal_tokens_of_total"]
     row(
         "compute-optimal",
-        f"{human_number(optimal_tokens)} tokens by the paper's law",
-        f"the run has {run.tokens / optimal_tokens:.3g} x as many",
+        f"{human_number(of_blocks)} tokens by the paper's law for N = {human_number(run.count.blocks)}, without "
+        "embeddings, as the law counts",
+        f"the run has {run.tokens / of_blocks:.3g} x as many",
+    )
+    row(
+        "",
+        f"{human_number(of_total)} tokens for N = {human_number(run.count.total)}, with embeddings, as in the paper's "
+        "480B for 3B",
+        f"the run has {run.tokens / of_total:.3g} x as many",
     )
     row(
         "a step",

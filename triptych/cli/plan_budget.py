@@ -4,6 +4,7 @@ import argparse
 
 from triptych.cli.command import write_json
 from triptych.cli.fit import interval_text
+from triptych.cli.run_settings import family_settings, family_text
 from triptych.errors import UserError
 from triptych.utils.units import human_number
 
@@ -28,9 +29,10 @@ def run_budget(args: argparse.Namespace) -> None:
     family = model_family(*recipe_and_changes(args))
     advice = advise(family, args.budget, None if args.law is None else read_fit(args.law))
     if args.json is not None:
-        write_json({"budget": args.budget, "advice": [each.as_json for each in advice]}, args.json)
+        settings = family_settings(family.members[0])
+        write_json({"budget": args.budget, **settings, "advice": [each.as_json for each in advice]}, args.json)
         return
-    print(f"{args.budget:g} FLOPs, {family}")
+    print(f"{args.budget:g} FLOPs, {family}\n{family_text(family.members[0])}\n")
     print(
         f"  {'law':24} {'N':>7}  {'D':>7}  {'D/N':>6}   {'nearest model':>13} {'N':>7}  {'D':>7}  {'batch':>6}  steps"
     )

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from triptych.data.loader import Loader
+from triptych.data.loader import Loader, LoaderConfig
 from triptych.data.pack import Padded
 from triptych.data.paper_totals import MEAN_TOKENS, SEQ_LEN
 from triptych.data.sequences import PAIR_SPECIALS
@@ -50,6 +50,15 @@ class BatchSample:
     """Mean number of logits per predicted token; None for the whole vocabulary."""
 
 
+def task_shares(loader: LoaderConfig) -> dict[str, float]:
+    """Share of every task in the sequences, from the mixture weights."""
+    weights = {task.label: loader.task_weights.get(task.label, 0.0) for task in Task}
+    total = sum(weights.values())
+    if min(weights.values()) < 0 or not 0 < total < np.inf:
+        raise UserError("loader.task_weights must not be negative nor all 0; give at least one task a weight.")
+    return {task: weight / total for task, weight in weights.items()}
+
+
 def sample_batches(config: RunConfig, vocabulary: Vocabulary) -> BatchSample:
     """Batches of the run's data; without data, the paper's lengths; without either, sequences of full length."""
     if config.data and all((Path(folder) / MANIFEST).exists() for folder in config.data):
@@ -59,7 +68,7 @@ def sample_batches(config: RunConfig, vocabulary: Vocabulary) -> BatchSample:
     loader = config.loader
     predicted = sum(
         share * predicted_tokens(config, task, _maskable_tokens(loader, task)).sum() / loader.seq_len
-        for task, share in zip(Task, _task_shares(loader))
+        for task, share in zip(Task, task_shares(loader).values())
     )
     return BatchSample("unknown", [np.full(loader.global_batch, loader.seq_len)], float(predicted))
 
@@ -94,7 +103,7 @@ def _from_paper(config: RunConfig, vocabulary: Vocabulary) -> BatchSample:
     """Lengths with the paper's mean over equal parts: full rows of text, images of one size, and audio for the rest."""
     loader, rng = config.loader, np.random.default_rng(0)
     mean_audio = MEAN_TOKENS * len(Task) - SEQ_LEN - (_PAPER_IMAGE + PAIR_SPECIALS + np.mean(_CAPTION))
-    shares = _task_shares(loader)
+    shares = list(task_shares(loader).values())
     lengths, by_modality = [], np.zeros(len(Modality))
     for _ in range(_MIN_BATCHES):
         text, images, audio = rng.multinomial(loader.global_batch, shares)
@@ -154,13 +163,6 @@ def _maskable_tokens(
     counts[task.partner] = (data - text).sum()
     counts[Modality.TEXT] = text.sum() + (len(data) if loader.mask_text_eos == "all" else 0)
     return counts
-
-
-def _task_shares(loader: LoaderConfig) -> np.ndarray:
-    shares = np.array([loader.task_weights.get(task.label, 0.0) for task in Task])
-    if shares.min() < 0 or not 0 < shares.sum() < np.inf:
-        raise UserError("loader.task_weights must not be negative nor all 0; give at least one task a weight.")
-    return shares / shares.sum()
 
 
 def _mean_columns(config: RunConfig, vocabulary: Vocabulary, by_modality: np.ndarray) -> float | None:

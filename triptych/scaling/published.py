@@ -7,7 +7,7 @@ Quokka        Ni et al. (2025), arXiv 2510.03280, eq. 13: masked diffusion of te
 paper         The Design Space of Tri-Modal Masked Diffusion Models (2026): D* = 7754 N^(a/b), a = .14, b = .17. The
               paper does not print A, B and E
 paper, .84    the same with the exponent printed beside 7754. It contradicts four other numbers of the paper (among them
-              480B tokens for 3B parameters), which .14 / .17 reproduces
+              480B tokens for 3B parameters, embeddings included), which .14 / .17 reproduces
 """
 
 from dataclasses import dataclass
