@@ -2,21 +2,27 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from triptych.cli.args import float_range, positive_float, positive_int
 from triptych.cli.command import PLAN, Command, add_json, write_json
 from triptych.cli.plan_budget import recipe_and_changes
+from triptych.cli.run_settings import family_settings, family_text
 from triptych.errors import UserError
-from triptych.utils.units import human_number
+from triptych.utils.units import rough_duration, human_number
+
+if TYPE_CHECKING:
+    from triptych.training.config import RunConfig
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Plan an isoFLOP grid: for each of several budgets, models of one aspect ratio from too small to too large, each trained
 on as many tokens as the budget allows. Hyperparameters and batch sizes are scaled from the model that was tuned. Prints
-a summary; --out writes the grid to a folder for `triptych sweep`, and --commands prints one command per run instead.
+a summary with the hours of each run and of all of them; --out writes the grid to a folder for `triptych sweep`, and
+--commands prints one command per run instead.
 
 RECIPE selects the model family: aspect_8 (default) or another recipe of the paper for models of width 128 x layers,
 proxy for CPU-sized models on the toy dataset.
@@ -24,6 +30,7 @@ proxy for CPU-sized models on the toy dataset.
 examples:
   triptych plan grid                                    the paper's grid: 24 budgets from 5e18 to 1e22 FLOPs
   triptych plan grid --gpu h100 --mfu 0.4 --price-per-hour 2.5
+  triptych plan grid transfer.per_module=paper          with the paper's multipliers per module
   triptych plan grid proxy --low 1e11 --high 2e13 --budgets 9 --out runs/grid
   triptych sweep runs/grid                              on any number of machines
   triptych fit runs/grid/records.jsonl"""
@@ -44,7 +51,11 @@ examples:
     parser.add_argument("--tokens-per-parameter", type=float_range, metavar="LOW,HIGH", help="default: 1,2000")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the grid to this folder")
     parser.add_argument("--commands", action="store_true", help="print one command per run, and nothing else")
-    parser.add_argument("--gpu", metavar="NAME", help="estimate hours on this GPU, as h100; cpu for this machine")
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="hours are those of one such GPU, or of this machine with cpu (default: h100; cpu for the proxy)",
+    )
     parser.add_argument(
         "--mfu",
         type=positive_float,
@@ -75,6 +86,7 @@ def _run(args: argparse.Namespace) -> None:
         tokens_per_parameter=args.tokens_per_parameter or TOKENS_PER_PARAMETER,
         max_sizes=args.sizes,
     )
+    speed = _speed(args, points[0].config)
     runs = [grid_run(point) for point in points]
     if args.out is not None:
         check_grid_data(points[0].config)
@@ -84,13 +96,20 @@ def _run(args: argparse.Namespace) -> None:
             print(shlex.join(["triptych", *run.command(args.out)]))
         return
     total_flops, total_tokens = sum(run.C for run in runs), sum(run.D for run in runs)
-    hours = _hours(args, total_flops)
+    hours = total_flops / speed.flops_per_second / 3600
+    cost = None if args.price_per_hour is None else hours * args.price_per_hour
     if args.json is not None:
-        total = {"runs": len(runs), "flops": total_flops, "tokens": total_tokens}
-        write_json({"total": total | hours, "runs": [asdict(run) for run in runs]}, args.json)
+        total = {"runs": len(runs), "flops": total_flops, "tokens": total_tokens, "hours": hours, "cost": cost}
+        machine = {"name": speed.machine, "mfu": args.mfu}
+        listed = [{**asdict(run), "hours": run.C / speed.flops_per_second / 3600} for run in runs]
+        settings = family_settings(family.members[0])
+        write_json({"total": total, "machine": machine, **settings, "runs": listed}, args.json)
         return
-    print(f"isoFLOP grid, {family}\n")
-    print(f"{'FLOPs':>9}   {'runs':>4}   {'N':>16}   {'D':>16}   {'D/N':>13}   {'batch':>11}   {'steps':>15}")
+    print(f"isoFLOP grid, {family}\n{family_text(family.members[0])}\n")
+    print(
+        f"{'FLOPs':>9}   {'runs':>4}   {'N':>16}   {'D':>16}   {'D/N':>13}   {'batch':>11}   {'steps':>15}   "
+        f"{'time of a run':>13}"
+    )
     for budget in sorted({run.budget for run in runs}):
         row = [point for point in points if point.budget == budget]
         ratios = [point.tokens_per_parameter for point in row]
@@ -99,14 +118,17 @@ def _run(args: argparse.Namespace) -> None:
             (_range([point.N for point in row]), 16), (_range([point.D for point in row]), 16), (_range(ratios), 13),
             (_range(batches), 11), (_range([point.config.num_steps for point in row]), 15),
         )  # fmt: skip
-        print(f"{budget:9.3g}   {len(row):4}   " + "   ".join(f"{text:>{width}}" for text, width in columns))
+        time = rough_duration(budget / speed.flops_per_second)
+        print(f"{budget:9.3g}   {len(row):4}   " + "   ".join(f"{text:>{width}}" for text, width in columns), end="")
+        print(f"   {time:>13}")
     print(
         f"\n{len(runs)} runs, {total_flops:.3g} FLOPs, {human_number(total_tokens)} tokens; "
         f"the largest run has {max(run.C for run in runs):.3g} FLOPs"
     )
-    if hours:
-        cost = "" if hours.get("cost") is None else f", ${hours['cost']:,.0f}"
-        print(f"{hours['hours']:,.3g} hours of one {args.gpu} at {args.mfu:.0%} of its peak{cost}")
+    print(
+        f"{hours:,.{0 if hours >= 100 else 2}f} hours of one {speed.machine} at {args.mfu:.0%} of its peak"
+        + ("" if cost is None else f", ${cost:,.0f}")
+    )
     if args.out is not None:
         print(f"wrote {args.out}; start or join its runs with: triptych sweep {args.out}")
 
@@ -115,17 +137,25 @@ def _range(values: Sequence[float]) -> str:
     return f"{human_number(min(values))} to {human_number(max(values))}"
 
 
-def _hours(args: argparse.Namespace, flops: float) -> dict[str, Any]:
-    from triptych.plan.machines import find_machine
+@dataclass(frozen=True)
+class _Speed:
+    machine: str
+    flops_per_second: float
 
-    if args.gpu is None:
-        if args.price_per_hour is not None:
-            raise UserError("--price-per-hour needs --gpu NAME.")
-        return {}
+
+def _speed(args: argparse.Namespace, config: "RunConfig") -> _Speed:
+    """The speed that hours are computed with: the paper's models are for GPUs, the proxy's for a CPU."""
+    from triptych.plan.machines import CPU, find_machine
+    from triptych.tokenizers.bundle import PAPER_TOKENIZERS
+    from triptych.training.peak import products_dtype
+
+    if args.gpu is None and args.price_per_hour is not None:
+        raise UserError("--price-per-hour needs --gpu NAME.")
     if not 0 < args.mfu <= 1:
         raise UserError(f"--mfu is a share of the peak, above 0 and at most 1, got {args.mfu:g}.")
-    hours = flops / (find_machine(args.gpu, 1).peak * args.mfu) / 3600
-    return {"hours": hours, "cost": None if args.price_per_hour is None else hours * args.price_per_hour}
+    name = args.gpu or ("h100" if config.tokenizers == PAPER_TOKENIZERS else CPU)
+    machine = find_machine(name, 1, products_dtype(config.parallel.precision))
+    return _Speed(machine.name, machine.peak * args.mfu)
 
 
 COMMANDS = {"plan grid": Command("plan an isoFLOP grid: its runs, cost and commands", _describe, _run, group=PLAN)}

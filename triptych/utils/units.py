@@ -18,6 +18,16 @@ def human_bytes(number: float) -> str:
 
 
 def human_duration(seconds: float) -> str:
+    """A measured time: 3 h 05 min, 4 min 09 s, 12 s."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+
+
+def rough_duration(seconds: float) -> str:
+    """Two digits and a unit: 45 seconds, 12 minutes, 3.4 hours, 21 days."""
+    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * size:
+            number = seconds / size
+            return f"{number:,.{1 if number < 9.95 else 0}f} {unit}"
+    return f"{seconds:.0f} seconds"
