@@ -15,9 +15,9 @@ from triptych.errors import UserError
 from triptych.recipes.proxy import proxy, scaled_proxy
 from triptych.studies.base import join
 from triptych.studies.coordinates import sizes
-from triptych.training.in_memory import train_in_memory
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.training.in_memory import train_in_memory
 from triptych.training.validate import LOSS_VERSION
 from triptych.transfer.per_module import load_multiplier_table
 from triptych.utils.config import override
@@ -106,12 +106,14 @@ def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_
     assert command(*words, "--rates", "1e-3,4e-3", *changes) == 0
     said = capsys.readouterr().out
     assert "completed_p, width 128, 2 layers: best learning rate" in said
+    assert said.startswith("6 runs to do, ")
     assert min(Image.open(out / "figure.png").size) > 300
     before = (out / "records.jsonl").read_text()
     assert len(before.splitlines()) == 6
     # Nothing is run again.
     assert command(*words, "--rates", "1e-3,4e-3", *changes) == 0
     assert (out / "records.jsonl").read_text() == before
+    assert "runs to do" not in capsys.readouterr().out
     # The records and study.json suffice, without data, options or claims.
     kept = tmp_path / "kept"
     kept.mkdir()

@@ -11,7 +11,7 @@ from triptych.cli.command import PLAN, Command, add_json, write_json
 from triptych.cli.plan_budget import recipe_and_changes
 from triptych.cli.run_settings import family_settings, family_text
 from triptych.errors import UserError
-from triptych.utils.units import rough_duration, human_number
+from triptych.utils.units import human_number, rough_duration
 
 if TYPE_CHECKING:
     from triptych.training.config import RunConfig

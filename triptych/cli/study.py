@@ -9,15 +9,24 @@ from triptych.cli.args import positive_int
 from triptych.cli.command import STUDY, Command
 from triptych.errors import UserError
 
-# Name -> module and question. Modules are imported on use, because they load torch.
+# Name -> module, question, and minutes of one CPU core with the default options, from the records in studies/. Modules
+# are imported on use, because they load torch.
 STUDIES = {
-    "coordinates": ("coordinates", "do activations and their updates keep their scale in wider and deeper models?"),
-    "lr-transfer": ("lr_transfer", "is the best learning rate of the proxy also the best for wider and deeper models?"),
-    "batch-size": ("batch_size", "up to which batch size does the batch-size rule keep the final loss constant?"),
-    "search": ("search", "which learning rate, betas, epsilon and weight decay are best for the proxy?"),
-    "modules": ("modules", "how much do separate hyperparameters for each kind of weight gain?"),
-    "scaling": ("scaling", "how large a model, on how many tokens, is compute-optimal?"),
-    "gamma": ("gamma", "how fast should the batch size grow with the number of tokens?"),
+    "coordinates": ("coordinates", "do activations and their updates keep their scale in wider and deeper models?", 2),
+    "lr-transfer": (
+        "lr_transfer",
+        "is the best learning rate of the proxy also the best for wider and deeper models?",
+        35,
+    ),
+    "batch-size": (
+        "batch_size",
+        "up to which batch size does the batch-size rule keep the final loss constant?",
+        55,
+    ),
+    "search": ("search", "which learning rate, betas, epsilon and weight decay are best for the proxy?", 60),
+    "modules": ("modules", "how much do separate hyperparameters for each kind of weight gain?", 130),
+    "scaling": ("scaling", "how large a model, on how many tokens, is compute-optimal?", 125),
+    "gamma": ("gamma", "how fast should the batch size grow with the number of tokens?", 25),
 }
 
 
@@ -28,13 +37,16 @@ def _study(name: str) -> Any:
 
 
 def _describe(name: str, parser: argparse.ArgumentParser) -> None:
-    question = STUDIES[name][1]
+    _, question, minutes = STUDIES[name]
     parser.description = f"""\
 {question[0].upper()}{question[1:]}
 
 Runs many small models and appends one record per run to FOLDER/records.jsonl. The figure, FOLDER/figure.png, and the
 findings are made from the records alone. Recorded runs are not repeated, so the same command resumes an interrupted
 study. Several processes with the same --out share the runs, also on other machines that share the folder.
+
+With the default options it took about {minutes} minutes of one CPU core (studies/). Before it starts, it times a few
+steps and prints how many runs there are to do, and about how long they take on this machine.
 
 examples:
   triptych scenes make data/scenes
@@ -60,6 +72,7 @@ def _run(name: str, args: argparse.Namespace) -> None:
 
     from triptych.recipes.proxy import check_overrides
     from triptych.studies.base import join, read_study
+    from triptych.studies.duration import estimate_duration
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.training.setup import check_data
     from triptych.utils.config import override
@@ -77,6 +90,8 @@ def _run(name: str, args: argparse.Namespace) -> None:
         bundle = TokenizerBundle.load(config.tokenizers)
         check_data(config, bundle)
         join(args.out, name, config, study.fixed_options(args))
+        if runs := study.missing_runs(args, config, bundle):
+            print(estimate_duration(runs, bundle), flush=True)
         is_finished = study.run(args, config, bundle)
     records = list(TrialRecords(args.out))
     if not records:
@@ -98,11 +113,11 @@ def _run(name: str, args: argparse.Namespace) -> None:
 
 COMMANDS = {
     f"study {name}": Command(
-        question,
+        f"{question} ({minutes} min)",
         partial(_describe, name),
         partial(_run, name),
         group=STUDY,
         when_stopped="stopped; finished runs are recorded, and the same command resumes the study.",
     )
-    for name, (_, question) in STUDIES.items()
+    for name, (_, question, minutes) in STUDIES.items()
 }

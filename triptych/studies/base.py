@@ -16,10 +16,11 @@ from triptych.training.validate import LOSS_VERSION
 from triptych.utils.config import changed_keys, fill_in, to_json
 from triptych.utils.files import write_atomically
 from triptych.utils.legacy import with_current_keys
-from triptych.utils.trials import Trial, run_trials
+from triptych.utils.trials import Trial, TrialRecords, run_trials
 
 StudyRecords = Sequence[dict[str, Any]]
 RunStudy = Callable[[argparse.Namespace, RunConfig, TokenizerBundle], bool]
+MissingRuns = Callable[[argparse.Namespace, RunConfig, TokenizerBundle], list[RunConfig]]
 
 # Keys that change no recorded loss. Data and validation do, and the layout of rows changes the order of sums.
 _IGNORED = RESUMABLE_CHANGES - {"data", "loader.layout", "tokenizers", "validation", "validation_data"} | {"guard"}
@@ -31,6 +32,8 @@ class Study:
     """Adds the arguments that determine the trials."""
     run: RunStudy
     """Runs the trials without a record, from the given proxy configuration; returns whether all are finished now."""
+    missing_runs: MissingRuns
+    """The runs without a record, for an estimate of their duration."""
     findings: Callable[[StudyRecords], list[str]]
     """The results as sentences, one per line, from the records alone."""
     draw: Callable[[StudyRecords, Path], None]
@@ -52,6 +55,18 @@ def grid_study(
         return run_trials(args.out, wanted, lambda trial: run(trial, config, bundle)).keys() == {t.key for t in wanted}
 
     return run_study
+
+
+def missing_grid_runs(
+    trials: Callable[[argparse.Namespace], list[Trial]], configure: Callable[[Trial, RunConfig], RunConfig]
+) -> MissingRuns:
+    """`Study.missing_runs` for a study whose trials are all known in advance."""
+
+    def missing(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> list[RunConfig]:
+        recorded = TrialRecords(args.out).keys
+        return [configure(trial, config) for trial in trials(args) if trial.key not in recorded]
+
+    return missing
 
 
 def join(folder: Path, name: str, config: RunConfig, options: dict[str, Any]) -> None:

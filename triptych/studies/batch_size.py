@@ -21,7 +21,7 @@ from triptych.cli.args import positive_float, positive_int, positive_ints
 from triptych.errors import UserError
 from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, scaled_proxy
 from triptych.scaling.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
-from triptych.studies.base import Study, StudyRecords, grid_study
+from triptych.studies.base import Study, StudyRecords, grid_study, missing_grid_runs
 from triptych.studies.table_runs import pooled_std
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
@@ -63,7 +63,7 @@ def trials(args: argparse.Namespace) -> list[Trial]:
     ]
 
 
-def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
+def configure(trial: Trial, run: RunConfig) -> RunConfig:
     settings = trial.settings
     config = scaled_proxy(run, batch=settings["batch"], tokens=settings["tokens"], seed=settings["seed"])
     # The part of kappa due to the number of tokens applies to all ways, so that they agree at the proxy's batch size.
@@ -89,6 +89,11 @@ def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str
             transfer=replace(config.transfer, scales_decay=False),
             optimizer=replace(values, weight_decay=values.weight_decay * kappa**0.5),
         )
+    return config
+
+
+def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
+    config = configure(trial, run)
     return {**train_in_memory(config, bundle).as_json, "num_steps": config.num_steps}
 
 
@@ -165,5 +170,10 @@ def _draw(records: StudyRecords, path: Path) -> None:
 
 
 STUDY = Study(
-    _add_arguments, grid_study(trials, run_trial), _findings, _draw, fixed_options=lambda args: {"tokens": args.tokens}
+    _add_arguments,
+    grid_study(trials, run_trial),
+    missing_grid_runs(trials, configure),
+    _findings,
+    _draw,
+    fixed_options=lambda args: {"tokens": args.tokens},
 )

@@ -23,7 +23,7 @@ from triptych.data.loader import Loader
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer
 from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, scaled_proxy
-from triptych.studies.base import Study, StudyRecords, grid_study
+from triptych.studies.base import Study, StudyRecords, grid_study, missing_grid_runs
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.ranks import Ranks
@@ -136,11 +136,17 @@ def trials(args: argparse.Namespace) -> list[Trial]:
     ]
 
 
+def configure(trial: Trial, run: RunConfig) -> RunConfig:
+    return scaled_proxy(run, **{name: trial.settings[name] for name in ("width", "layers", "rule", "lr", "seed")})
+
+
 def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
-    settings = trial.settings
-    shape = {name: settings[name] for name in ("width", "layers", "rule", "lr", "seed")}
-    config = scaled_proxy(run, **shape)
-    return {"sizes": sizes(config, bundle, settings["steps"])}
+    return {"sizes": sizes(configure(trial, run), bundle, trial.settings["steps"])}
+
+
+def _as_run(trial: Trial, run: RunConfig) -> RunConfig:
+    """The trial as a training run of about its cost: few steps, each followed by a forward pass, and no validation."""
+    return replace(configure(trial, run), num_steps=-(-4 * trial.settings["steps"] // 3), validation_data=())
 
 
 def _checked(part: str) -> list[str]:
@@ -201,6 +207,7 @@ def _draw(records: StudyRecords, path: Path) -> None:
 STUDY = Study(
     _add_arguments,
     grid_study(trials, run_trial),
+    missing_grid_runs(trials, _as_run),
     _findings,
     _draw,
     fixed_options=lambda args: {"lr": args.lr, "steps": args.steps},

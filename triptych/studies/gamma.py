@@ -19,7 +19,7 @@ from triptych.cli.args import positive_floats, positive_int
 from triptych.errors import UserError
 from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, scaled_proxy
 from triptych.scaling.drift_horizon import DriftHorizon, direct_gamma, direct_interval, fit_drift_horizon
-from triptych.studies.base import Study, StudyRecords, grid_study
+from triptych.studies.base import Study, StudyRecords, grid_study, missing_grid_runs
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
@@ -59,12 +59,16 @@ def trials(args: argparse.Namespace) -> list[Trial]:
     ]
 
 
-def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
+def configure(trial: Trial, run: RunConfig) -> RunConfig:
     settings = trial.settings
     batch = max(1, min(BASE_BATCH, int(settings["virtual_batch"])))
     config = scaled_proxy(run, batch=batch, tokens=settings["tokens"], seed=settings["seed"])
     # With gamma = 0, kappa is the ratio of the batches.
-    config = replace(config, transfer=replace(config.transfer, base_batch=settings["virtual_batch"], gamma=0.0))
+    return replace(config, transfer=replace(config.transfer, base_batch=settings["virtual_batch"], gamma=0.0))
+
+
+def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
+    config = configure(trial, run)
     assert config.resolved.sde is not None
     return {**train_in_memory(config, bundle).as_json, "virtual_steps": config.resolved.sde.virtual_steps}
 
@@ -150,4 +154,4 @@ def _draw(records: StudyRecords, path: Path) -> None:
     save(figure, path)
 
 
-STUDY = Study(_add_arguments, grid_study(trials, run_trial), _findings, _draw)
+STUDY = Study(_add_arguments, grid_study(trials, run_trial), missing_grid_runs(trials, configure), _findings, _draw)

@@ -11,7 +11,7 @@ from triptych.cli.args import positive_float, positive_floats, positive_int, pos
 from triptych.errors import UserError, did_you_mean
 from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, GLOBAL_TUNED, scaled_proxy
 from triptych.scaling.parabola import parabola_minimum
-from triptych.studies.base import Study, StudyRecords, grid_study
+from triptych.studies.base import Study, StudyRecords, grid_study, missing_grid_runs
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
@@ -71,8 +71,12 @@ def trials(args: argparse.Namespace) -> list[Trial]:
     ]
 
 
+def configure(trial: Trial, run: RunConfig) -> RunConfig:
+    return scaled_proxy(run, **trial.settings)
+
+
 def run_trial(trial: Trial, run: RunConfig, bundle: TokenizerBundle) -> dict[str, Any]:
-    return train_in_memory(scaled_proxy(run, **trial.settings), bundle).as_json
+    return train_in_memory(configure(trial, run), bundle).as_json
 
 
 def curves(records: StudyRecords, rule: str) -> dict[tuple[int, int], dict[float, float]]:
@@ -145,5 +149,10 @@ def _draw(records: StudyRecords, path: Path) -> None:
 
 
 STUDY = Study(
-    _add_arguments, grid_study(trials, run_trial), _findings, _draw, fixed_options=lambda args: {"tokens": args.tokens}
+    _add_arguments,
+    grid_study(trials, run_trial),
+    missing_grid_runs(trials, configure),
+    _findings,
+    _draw,
+    fixed_options=lambda args: {"tokens": args.tokens},
 )

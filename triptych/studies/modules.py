@@ -30,6 +30,7 @@ from triptych.utils.plotting import pyplot, save
 
 SEARCH = "search"  # key of the record that describes the search
 OTHERS = ("none", "paper", "scenes")
+_NUM_RETESTED = 4  # points that are retested in a round: the incumbent and up to three candidates
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +91,14 @@ def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
     others = {name: _usable(MULTIPLIER_TABLES[name], config.optimizer.beta1, config.optimizer.beta2) for name in OTHERS}
     compare({**others, "found": best_table}, evaluate, args.out, args.seeds)
     return True
+
+
+def _missing_runs(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> list[RunConfig]:
+    """As many as there are without records: the runs of a search follow from its results."""
+    per_round = args.proposals + _NUM_RETESTED * ModuleSearch.num_retest_seeds
+    wanted = args.rounds * per_round + args.seeds * (len(OTHERS) + 1)
+    recorded = sum(record["key"] != SEARCH for record in trials.TrialRecords(args.out))
+    return [scaled_proxy(config)] * max(0, wanted - recorded)
 
 
 def _usable(table: MultiplierTable, beta1: float, beta2: float) -> MultiplierTable:
@@ -221,4 +230,4 @@ def _fixed(args: argparse.Namespace) -> dict[str, Any]:
     return {"proposals": args.proposals, "radius": args.radius, "seed": args.seed, "start": start}
 
 
-STUDY = Study(_add_arguments, _run_study, _findings, _draw, _fixed)
+STUDY = Study(_add_arguments, _run_study, _missing_runs, _findings, _draw, _fixed)

@@ -17,7 +17,7 @@ from triptych.plan.lengths import sample_batches
 from triptych.recipes.proxy import proxy_of_width, proxy_per_module
 from triptych.scaling import figures
 from triptych.scaling.fit import Fit, compare, fit
-from triptych.scaling.grid import TOKENS_PER_PARAMETER, LengthStats, budgets_between, isoflop_grid
+from triptych.scaling.grid import TOKENS_PER_PARAMETER, GridPoint, LengthStats, budgets_between, isoflop_grid
 from triptych.scaling.law import ADDITIVE, JOINT
 from triptych.scaling.optimal import SIX_N, FlopsPerToken, Frontier, line_search
 from triptych.scaling.parabola import ParabolaMinimum, parabola_minimum
@@ -29,7 +29,7 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
 from triptych.utils.plotting import pyplot, save
-from triptych.utils.trials import Trial, run_trials
+from triptych.utils.trials import Trial, TrialRecords, run_trials
 
 _WIDTHS = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160]
 _MODALITIES = ("text", "image", "audio")
@@ -58,12 +58,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="seeds per run (default: 1)")
 
 
-def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+def _points(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> dict[str, GridPoint]:
+    """The runs of the grid, by key."""
     lengths = LengthStats.from_lengths(sample_batches(config, bundle.vocabulary).lengths)
     members = [proxy_of_width(config, width, seed) for seed in range(args.seeds) for width in args.widths]
     budgets = budgets_between(args.low, args.high, args.budgets)
     grid = isoflop_grid(members, bundle.vocabulary, lengths, budgets, tokens_per_parameter=args.tokens_per_parameter)
-    points = {point.key: point for point in grid}
+    return {point.key: point for point in grid}
+
+
+def _missing_runs(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> list[RunConfig]:
+    recorded = TrialRecords(args.out).keys
+    return [point.config for key, point in _points(args, config, bundle).items() if key not in recorded]
+
+
+def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+    points = _points(args, config, bundle)
 
     def run(trial: Trial) -> dict[str, Any]:
         point = points[trial.key]
@@ -270,4 +280,4 @@ def _draw(records: StudyRecords, path: Path) -> None:
     save(figure, path)
 
 
-STUDY = Study(_add_arguments, run, _findings, _draw, base=proxy_per_module)
+STUDY = Study(_add_arguments, run, _missing_runs, _findings, _draw, base=proxy_per_module)

@@ -29,6 +29,7 @@ from triptych.utils.files import write_atomically
 
 RANGES = Ranges(lr=(5e-4, 5e-2))
 _RETEST = "again: "  # start of the key of a retest's record
+_NUM_POINTS = 2  # points that are retested beside the best trials
 _DESCRIPTIONS = {
     "lr": "the learning rate",
     "alpha1": "1 - beta1",
@@ -63,14 +64,25 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+def _search(args: argparse.Namespace, config: RunConfig) -> Search:
     digest = hashlib.sha256(json.dumps(to_json(config), sort_keys=True).encode()).hexdigest()[:12]
-    search = Search(
+    return Search(
         name=f"search-{digest}",  # a database may hold searches with several configurations
         storage=args.storage or str(args.out / "trials.log"),
         ranges=Ranges(**{name: getattr(args, name) for name in NAMES}),
         seed=args.seed,
     )
+
+
+def _missing_runs(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> list[RunConfig]:
+    retested = any("again" in record for record in trials.TrialRecords(args.out))
+    # Retests of an interrupted study may be stored already; they are counted again.
+    retests = 0 if retested else args.retest_seeds * (args.top + _NUM_POINTS)
+    return [scaled_proxy(config)] * (max(0, args.trials - len(trial_records(_search(args, config)))) + retests)
+
+
+def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
+    search = _search(args, config)
 
     def evaluate(values: dict[str, float], seed: int) -> float:
         return train_in_memory(with_values(scaled_proxy(config), values, seed), bundle).loss
@@ -148,4 +160,4 @@ def _draw(records: StudyRecords, path: Path) -> None:
     landscape.draw(landscape.fit(_trials(records)), path)
 
 
-STUDY = Study(_add_arguments, _run_study, _findings, _draw)
+STUDY = Study(_add_arguments, _run_study, _missing_runs, _findings, _draw)
