@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
+from PIL import Image
 
 from triptych import __version__
 from triptych.cli.main import COMMANDS, main, parser_of
@@ -89,6 +92,32 @@ def test_every_command_states_its_exit_codes_and_can_be_quiet(name: str) -> None
     assert "--quiet" in text
     if name == "train":
         assert "5 diverged" in text
+
+
+def test_tokenize_says_which_transform_was_stored(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "in").mkdir()
+    for n in range(3):
+        Image.new("RGB", (40, 30), (80 * n, 0, 0)).save(tmp_path / "in" / f"{n}.png")
+        (tmp_path / "in" / f"{n}.txt").write_text(f"red {n}")
+    words = ["tokenize", str(tmp_path / "in"), "--workers", "0", "--out"]
+    assert main([*words, str(tmp_path / "pad")]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "3 image-text samples" in first
+    assert second == "  images: whole, padded with white to a square; the same in every epoch (--image-transform pad)"
+    assert main([*words, str(tmp_path / "paper"), "--image-transform", "paper", "--views", "2"]) == 0
+    output = capsys.readouterr().out
+    assert "6 image-text samples" in output
+    assert "images: 2 random versions of each, a crop or the whole image, with even odds" in output
+    assert "(--image-transform paper --views 2)" in output
+
+
+def test_tokenize_says_what_became_of_long_recordings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(16_000, np.float32), 16_000)
+    (tmp_path / "a.jsonl").write_text('{"audio_filepath": "a.wav", "text": "a cat"}\n')
+    words = ["tokenize", str(tmp_path / "a.jsonl"), "--workers", "0", "--max-seconds", "0.5", "--out"]
+    assert main([*words, str(tmp_path / "cut")]) == 0
+    assert "  audio: recordings above 0.5 s are cut (--too-long cut)\n" in capsys.readouterr().out
+    assert main([*words, str(tmp_path / "skip"), "--too-long", "skip"]) == 3  # nothing is left
 
 
 def test_quiet_silences_notes_and_keeps_results_and_errors(

@@ -140,13 +140,23 @@ def test_audio_clips_cut_and_skipped(tmp_path: Path) -> None:
     table = tmp_path / "m.jsonl"
     table.write_text("\n".join(map(json.dumps, rows)))
 
-    run(table, tmp_path / "skip", max_seconds=2.0)
+    run(table, tmp_path / "skip", max_seconds=2.0, too_long="skip")
     assert [sample.media.tolist() for sample in TokenDataset(tmp_path / "skip")] == [[20] * 5, [60] * 20, [60, 70]]
     assert {key: reason.partition(": ")[0] for key, reason in bad_of(tmp_path / "skip").items()} == {
         "m.jsonl:2": "audio too long", "m.jsonl:5": "missing file",
     }  # fmt: skip
-    run(table, tmp_path / "cut", max_seconds=2.0, too_long="cut")
+    run(table, tmp_path / "cut", max_seconds=2.0)  # as in the paper
     assert [sample.media.tolist() for sample in TokenDataset(tmp_path / "cut")][1] == [40] * 20
+    assert [TEXT.decode([sample.text]) for sample in TokenDataset(tmp_path / "cut")][1] == ["clip b"]
+    assert list(bad_of(tmp_path / "cut")) == ["m.jsonl:5"]
+    with pytest.raises(DataError, match="too_long was cut, now skip"):
+        run(table, tmp_path / "cut", max_seconds=2.0, too_long="skip")
+
+
+def test_settings_of_audio_do_not_matter_to_other_datasets(images: Path, tmp_path: Path) -> None:
+    """So that datasets made when recordings were skipped by default stay complete."""
+    before = run(images, tmp_path / "out", too_long="skip", max_seconds=20.0)
+    assert run(images, tmp_path / "out") == before
 
 
 def test_a_tar_of_images(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`triptych tokenize`: from files to a dataset of tokens."""
 
 import argparse
+from typing import Any
 
 from triptych.cli.command import DATA, Command, num_cpus, one_of
 
@@ -13,7 +14,7 @@ examples:
   images    triptych tokenize photos/ --out data/photos
             triptych tokenize "cc12m-{00000..01242}.tar" --out data/cc12m --image-transform paper --views 2
   speech    triptych tokenize LibriSpeech/train-clean-100 --out data/libri
-            triptych tokenize manifest.jsonl --out data/calls --max-seconds 20 --too-long cut
+            triptych tokenize manifest.jsonl --out data/calls --max-seconds 20 --too-long skip
 
 formats, detected by file names and first rows, in this order:
 """
@@ -65,7 +66,10 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     audio = parser.add_argument_group("audio")
     audio.add_argument("--max-seconds", type=float, default=30.0, metavar="S", help="default: %(default)g")
     audio.add_argument(
-        "--too-long", choices=["skip", "cut"], default="skip", help="longer recordings (default: %(default)s)"
+        "--too-long",
+        choices=["cut", "skip"],
+        default="cut",
+        help="cut longer recordings, as the paper does, or leave them out (default: %(default)s)",
     )
 
     work = parser.add_argument_group("work")
@@ -94,6 +98,25 @@ def _run(args: argparse.Namespace) -> None:
     manifest = tokenize(**options)
     kind = manifest.task.lower().replace("_", "-")
     print(f"{args.out}: {manifest.num_samples:,} {kind} samples, {manifest.num_tokens:,} tokens")
+    for line in _media_lines(manifest.task, manifest.settings):
+        print(f"  {line}")
+
+
+def _media_lines(task: str, settings: dict[str, Any]) -> list[str]:
+    """How images were transformed, or what became of long recordings."""
+    if task == "IMAGE_TEXT" and settings["image_transform"] == "pad":
+        return ["images: whole, padded with white to a square; the same in every epoch (--image-transform pad)"]
+    if task == "IMAGE_TEXT":
+        views = settings["views"]
+        number = "1 random version" if views == 1 else f"{views} random versions"
+        return [
+            f"images: {number} of each, a crop or the whole image, with even odds; the same in every epoch "
+            f"(--image-transform paper --views {views})"
+        ]
+    if task == "AUDIO_TEXT":
+        fate = "cut" if settings["too_long"] == "cut" else "left out"
+        return [f"audio: recordings above {settings['max_seconds']:g} s are {fate} (--too-long {settings['too_long']})"]
+    return []
 
 
 COMMANDS = {

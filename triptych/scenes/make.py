@@ -69,7 +69,8 @@ def make_scenes(
             report(f"{split}, {task.label}: {num_written:,} of {count:,} written")
         ending = "jsonl" if task == Task.TEXT else "tar"
         inputs = tuple(str(path) for path in sorted((raw / split / task.label).glob(f"*.{ending}")))
-        config = TokenizeConfig(inputs=inputs, tokenizers=tokenizers)
+        # All clips are short; a long one would be a defect, and is listed as a bad sample instead of cut.
+        config = TokenizeConfig(inputs=inputs, tokenizers=tokenizers, too_long="skip")
         out = folder / split / task.label
         manifest = build_dataset(config, out, workers=workers, overwrite=overwrite, progress=progress)
         report(f"{split}, {task.label}: {manifest.num_samples:,} samples, {manifest.num_tokens:,} tokens")

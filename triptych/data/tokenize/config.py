@@ -40,8 +40,8 @@ class TokenizeConfig:
     """Number of independently transformed versions that are stored of every image."""
     max_seconds: float = 30.0
     """Longest audio clip."""
-    too_long: TooLong = "skip"
-    """Whether a longer audio clip is left out ("skip") or shortened ("cut")."""
+    too_long: TooLong = "cut"
+    """Whether a longer audio clip is shortened ("cut", as in the paper) or left out ("skip"). Its text stays whole."""
     samples_per_shard: int = 4096
     """Samples read per shard, bad ones included. A killed run loses at most one shard."""
     seed: int = 0

@@ -23,6 +23,7 @@ from triptych.errors import DataError, UserError
 from triptych.utils.config import changed_keys
 from triptych.utils.files import write_atomically
 from triptych.utils.locks import AlreadyLocked, hold_lock
+from triptych.vocab import Task
 
 PLAN, JOURNAL, BAD, LOCK = "plan.json", "journal.jsonl", "bad.jsonl", ".lock"
 Plan = dict[str, Any]
@@ -90,9 +91,9 @@ def adopt(folder: Path, plan: Plan, *, overwrite: bool) -> None:
     is_bound = (folder / MANIFEST).exists() or ((folder / PLAN).exists() and bool(read_journal(folder)))
     if is_bound and not overwrite:
         stored = stored_plan(folder)
-        if stored != plan:
+        if _relevant(stored) != _relevant(plan):
             raise DataError(
-                f"{folder} was started with another configuration: {difference(stored, plan)}. "
+                f"{folder} was started with another configuration: {difference(_relevant(stored), _relevant(plan))}. "
                 "Choose another folder, or start over with --overwrite."
             )
         return
@@ -101,6 +102,13 @@ def adopt(folder: Path, plan: Plan, *, overwrite: bool) -> None:
         (folder / JOURNAL).unlink(missing_ok=True)
         write_atomically(folder / PLAN, (json.dumps(plan, indent=1) + "\n").encode())
         (folder / MANIFEST).unlink(missing_ok=True)
+
+
+def _relevant(plan: Plan) -> Plan:
+    """The plan without the settings of audio if it has none: their defaults may change between versions."""
+    if plan.get("task") == Task.AUDIO_TEXT.name:
+        return plan
+    return {name: value for name, value in plan.items() if name not in ("max_seconds", "too_long")}
 
 
 def difference(old: Plan, new: Plan) -> str:
