@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych.utils.units import human_duration
+from triptych.utils.units import rough_duration
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from triptych.utils.units import human_duration
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert human_duration(seconds) == text
+    assert rough_duration(seconds) == text

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from triptych.data.loader import Loader, LoaderConfig
+from triptych.data.loader import Loader
 from triptych.data.pack import Padded
 from triptych.data.paper_totals import MEAN_TOKENS, SEQ_LEN
 from triptych.data.sequences import PAIR_SPECIALS
