@@ -7,6 +7,7 @@ the fewest FLOPs per step and the one with the most: seconds per step = overhead
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 
@@ -89,7 +90,7 @@ def estimate_duration(runs: Sequence[RunConfig], bundle: TokenizerBundle) -> Stu
 
 
 def _step_seconds(run: RunConfig, vocabulary: Vocabulary) -> float:
-    """The fastest of a few steps: other processes only slow them down."""
+    """The median of a few steps: other processes will slow down the study, too."""
     device = torch.device("cpu")
     model = build_model(run, vocabulary)
     optimizer = build_optimizer(model, run.resolved)
@@ -104,7 +105,7 @@ def _step_seconds(run: RunConfig, vocabulary: Vocabulary) -> float:
             started = now
             if len(times) > 1 and sum(times[1:]) > _TIMED_SECONDS:
                 break
-    return min(times[1:])
+    return median(times[1:])
 
 
 def _validation_passes(run: RunConfig) -> float:
