@@ -148,8 +148,8 @@ def _run_elbo(args: argparse.Namespace) -> None:
             print(f"{name:16} {value.nats_per_token:10.3f} ± {value.margin:.3f}   {shown:>16}   {value.tokens:,}")
     if args.json is not None:
         terms = {name: value.as_json for name, value in result.terms.items()}
-        for name, (bits, margin) in result.bits_per_byte.items():
-            terms[name] |= {"bits_per_byte": bits, "bits_per_byte_margin": margin}
+        for name, (value_in_bits, margin) in result.bits_per_byte.items():
+            terms[name] |= {"bits_per_byte": value_in_bits, "bits_per_byte_margin": margin}
         write_json({"model": str(args.model), "data": list(folders), **settings, "terms": terms}, args.json)
 
 

@@ -62,8 +62,8 @@ def report_images(
         report(f"KID: needs {_MIN_KID_IMAGES} held-out images, got {len(images)}")
     else:
         try:
-            features = [inception_features(each) for each in (originals, rebuilt)]
-            result["kid"] = kernel_inception_distance(*features, subset_size=min(100, len(images)))[0]
+            before, after = inception_features(originals), inception_features(rebuilt)
+            result["kid"] = kernel_inception_distance(before, after, subset_size=min(100, len(images)))[0]
         except UserError as error:
             report(f"KID: {error}")
     return result, contact_sheet(originals, rebuilt)

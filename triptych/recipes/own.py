@@ -45,7 +45,10 @@ class Lengths:
 
 def measure(datasets: Sequence[TokenDataset]) -> Lengths:
     """The lengths of all samples, from the shards' offsets; no token is read."""
-    texts, clips, longest, means = [], [], 0, {}
+    texts: list[np.ndarray] = []
+    clips: list[np.ndarray] = []
+    means: dict[Task, list[np.ndarray]] = {}
+    longest = 0
     for dataset in datasets:
         shards = [dataset.shard(number) for number in range(len(dataset.manifest.shards))]
         media = np.concatenate([shard.splits for shard in shards])

@@ -87,7 +87,8 @@ def _one_document_per_sequence(datasets: Sequence[TokenDataset]) -> LoaderConfig
 
 def _bytes_per_token(datasets: Sequence[TokenDataset], bundle: TokenizerBundle, seed: int) -> dict[str, float]:
     """UTF-8 bytes per token of the texts of each task, under the names of the validation terms."""
-    rng, measured = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    measured: dict[str, float] = {}
     for task in {dataset.task for dataset in datasets}:
         texts = []
         for dataset in (each for each in datasets if each.task == task):

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -132,7 +132,7 @@ class Validator:
         fixed = _without_open_ends(config, sequences)
         if not held_out:
             fixed = replace(fixed, held_out=0.0)
-        options = {"one_pass": True, "pass_seed": seed, "num_steps": 1, "held_out": held_out}
+        options: dict[str, Any] = {"one_pass": True, "pass_seed": seed, "num_steps": 1, "held_out": held_out}
         for dataset in datasets:
             self.vocabulary = dataset.vocabulary
             with Loader([dataset], fixed, ranks.rank, ranks.size, **options) as loader:

@@ -196,11 +196,9 @@ def _fit_movq(
     from triptych.tokenizers.image import MoVQ
     from triptych.tokenizers.pixels import to_pixels
 
-    pixels = np.stack([np.asarray(image) for image in images])
-
     def batch(step: int) -> torch.Tensor:
         rng = np.random.default_rng([config.seed, step])
-        return torch.from_numpy(to_pixels(pixels[np.sort(rng.integers(len(pixels), size=_IMAGE_BATCH))]))
+        return torch.from_numpy(to_pixels([images[i] for i in np.sort(rng.integers(len(images), size=_IMAGE_BATCH))]))
 
     tokenizer = MoVQ.small(resolution, config.seed, **_network(factor, codes))
     fit_movq(

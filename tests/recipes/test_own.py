@@ -1,0 +1,180 @@
+"""The recipe for anyone's data, recipes from files, and resuming without typing settings again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from train_fakes import events, random_pairs, run_it, tiny_run, write_set
+
+from triptych.cli.main import main
+from triptych.data.shards import Manifest
+from triptych.errors import UserError
+from triptych.recipes import configure
+from triptych.training.config import RunConfig
+from triptych.training.run import train
+from triptych.training.setup import read_run_config
+from triptych.utils.config import from_json, to_json
+from triptych.vocab import Task
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory, world: Path) -> Path:
+    """A folder with a dataset of every task, which say what tokenizers they were made with."""
+    folder = tmp_path_factory.mktemp("mine") / "data"
+    for task in Task:
+        write_set(folder / task.label, task, random_pairs(task, 60, 3))
+        say_tokenizers(folder / task.label, str(world / "tokenizers"))
+    return folder
+
+
+def say_tokenizers(folder: Path, name: str) -> None:
+    manifest = Manifest.load(folder)
+    replace(manifest, settings={"tokenizers": name}).save(folder)
+
+
+@pytest.mark.parametrize("tasks", [["text"], ["image-text"], ["text", "audio-text"], [t.label for t in Task]])
+def test_tasks_and_lengths_follow_the_data(tasks: list[str], mine: Path, world: Path) -> None:
+    config = configure("own", ["data=" + ",".join(str(mine / task) for task in tasks)])
+    assert config.loader.task_weights == dict.fromkeys(tasks, 1.0)
+    assert config.tokenizers == str(world / "tokenizers")
+    assert config.prompts.words == ()
+    assert config.loader.held_out > 0
+    assert config.validation_folders == config.data
+    has_pairs = tasks != ["text"]
+    assert (config.loader.open_ends.probability > 0) == has_pairs
+    assert (config.loader.open_ends.audio > 0) == ("audio-text" in tasks)
+    assert (config.corrupt.p_one_sided > 0) == has_pairs
+
+
+def test_a_folder_of_datasets_is_found_and_changes_apply(mine: Path) -> None:
+    config = configure("own", [f"data={mine}", "loader.task_weights.text=3", "num_steps=7"])
+    assert config.data == tuple(str(mine / name) for name in ("audio-text", "image-text", "text"))
+    assert config.loader.task_weights["text"] == 3
+    assert config.num_steps == 7
+
+
+def test_given_validation_data_replace_the_split(mine: Path, world: Path) -> None:
+    given = configure("own", [f"data={mine / 'text'}", f"validation_data={world / 'validation' / 'text'}"])
+    assert given.loader.held_out == 0
+    both = configure("own", [f"data={mine / 'text'}", f"validation_data={mine / 'text'}", "loader.held_out=0.1"])
+    assert both.loader.held_out == 0.1
+    without = configure("own", [f"data={mine / 'text'}", "validation_data=none", "loader.held_out=0"])
+    assert without.validation_folders == ()
+
+
+def test_it_trains_validates_and_resumes(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    sizes = ["model.num_layers=1", "model.width=16", "model.num_heads=2", "model.d_ff=24", "loader.global_batch=6"]
+    changes = [f"data={mine}", *sizes, "num_steps=4", "validation.sequences=4", "threads=1"]
+    main(["train", "own", *changes, "--out", str(tmp_path / "run"), "--device", "cpu", "--stop-after", "2"])
+    main(["train", "--resume", str(tmp_path / "run"), "--device", "cpu"])
+    last = events(tmp_path / "run", "validation")[-1]
+    assert last["step"] == 4
+    assert {"all", "image|text", "text"} <= last["nelbo"].keys()
+    assert "resuming at step 2 of 4" in capsys.readouterr().err
+    whole = train("own", changes, out=tmp_path / "whole", device="cpu", quiet=True)
+    assert events(whole, "validation")[-1]["nelbo"] == last["nelbo"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([], "the recipe 'own' needs your data"),
+        (["data=nowhere"], "nowhere"),
+        (["data={mine}", "loader.task_weights.image-text=0", "optimiser.lr=1"], "unknown key 'optimiser.lr'"),
+    ],
+)
+def test_mistakes_are_named(changes: list[str], message: str, mine: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        configure("own", [change.format(mine=mine) for change in changes])
+
+
+def test_datasets_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_set(tmp_path / name, Task.TEXT, random_pairs(Task.TEXT, 20, 0))
+        say_tokenizers(tmp_path / name, f"tokenizers/{name}")
+    with pytest.raises(UserError, match="made with different tokenizers"):
+        configure("own", [f"data={tmp_path}"])
+    write_set(tmp_path / "c", Task.TEXT, random_pairs(Task.TEXT, 20, 0))
+    with pytest.raises(UserError, match="does not say what tokenizers it was made with"):
+        configure("own", [f"data={tmp_path / 'c'}"])
+
+
+def test_media_that_are_too_long_are_named_with_what_to_do(tmp_path: Path, world: Path) -> None:
+    write_set(tmp_path / "long", Task.AUDIO_TEXT, [(np.zeros(2000, int), [1, 2])] * 4)
+    say_tokenizers(tmp_path / "long", str(world / "tokenizers"))
+    with pytest.raises(UserError, match=r"has 2007 tokens.*--max-seconds"):
+        configure("own", [f"data={tmp_path / 'long'}"])
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_from_a_file(tmp_path: Path, world: Path) -> None:
+    path = tmp_path / "my_recipe.py"
+    path.write_text(
+        "from dataclasses import replace\nfrom triptych.recipes import recipe as find\n"
+        "def recipe():\n    return replace(find('nano'), recipe='mine', num_steps=77)\n"
+    )
+    assert configure(str(path), ["seed=3"]).num_steps == 77
+    assert configure(str(path), ["seed=3"]).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such recipe file"),
+        ("def recipe(:", "cannot be run"),
+        ("x = 1", r"must define recipe\(\)"),
+        ("def recipe():\n    return 3", r"must define recipe\(\)"),
+        ("import triptych.nothing", "cannot be run"),
+    ],
+)
+def test_wrong_files_are_one_line(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "r.py").write_text(content)
+    with pytest.raises(UserError, match=message) as error:
+        configure(str(tmp_path / "r.py"))
+    assert "\n" not in str(error.value)
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_survives_json(world: Path, mine: Path) -> None:
+    for config in (
+        tiny_run(world),
+        configure("own", [f"data={mine}"]),
+        configure("paper_3b"),
+        configure("scenes_full"),
+    ):
+        assert from_json(RunConfig, json.loads(json.dumps(to_json(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"recipe": "x"}, "lacks a field"),
+        ({"recipe": "x", "colour": 1}, "unknown key 'colour'"),
+        ([], "must have fields"),
+        ({"recipe": "x", "corrupt": {"schedule": {"kind": "square"}}}, "must have a kind of"),
+    ],
+)
+def test_wrong_json_is_one_line(content: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        from_json(RunConfig, content)
+
+
+def test_mistakes_of_resume(tmp_path: Path, world: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(UserError, match="holds no run to resume"):
+        read_run_config(tmp_path)
+    run_it(replace(tiny_run(world), num_steps=1), tmp_path / "run")
+    for words, message in (
+        (["--resume", str(tmp_path / "run"), "--out", "x"], "leave out --out"),
+        ([], "name a recipe, or --resume RUN"),
+        (["nano", "--hours", "1"], "are for the recipe own"),
+        (["own", "--law", "x.json"], "--law chooses a size for --hours or --budget"),
+    ):
+        assert main(["train", *words]) == 2
+        assert message in capsys.readouterr().err
