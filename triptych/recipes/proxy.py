@@ -2,7 +2,8 @@
 
 It trains on the toy dataset on a CPU in seconds. Studies change its width, depth, batch, number of steps or transfer
 rule and nothing else. Global hyperparameters were tuned on it (studies/search). Masking follows the paper (one time for
-a whole sequence, linear schedule), so that the training loss is the one that validation measures.
+a whole sequence, linear schedule), so that training and validation estimate the same ELBO. Training averages it over
+sequences, validation over tokens.
 """
 
 from dataclasses import replace

@@ -166,9 +166,9 @@ class Validator:
         reshard(model)
         gathered: dict[tuple[int, Given, Modality], list[np.ndarray]] = {}
         for of_rank in self.ranks.gather(scores):
-            for key, values in of_rank.items():
-                gathered.setdefault(key, []).extend(values)
-        return self._estimates({key: np.concatenate(values) for key, values in gathered.items()})
+            for key, parts in of_rank.items():
+                gathered.setdefault(key, []).extend(parts)
+        return self._estimates({key: np.concatenate(parts) for key, parts in gathered.items()})
 
     def _scores(
         self, model: Transformer, task: Task, step: Step, given: Given, device: torch.device
