@@ -1,61 +1,35 @@
 #!/usr/bin/env bash
-# From a folder of captioned images to a model that captions them, in two minutes on one CPU core.
+# From folders of text, captioned images and transcribed speech to one model of all of them.
 #
-#   examples/train_on_your_data.sh                    draws a small folder of its own
-#   examples/train_on_your_data.sh PHOTOS             your folder: PHOTOS/train and PHOTOS/validation, cat.png + cat.txt
+#   examples/train_on_your_data.sh                        draws and speaks a small dataset of its own
+#   examples/train_on_your_data.sh notes/ photos/ calls/  your folders, any of the three kinds (docs/your-data.md)
 #
-# The built-in tokenizers are fitted to the toy dataset. Captions of your images can be learned with them; the images
-# themselves come out badly. docs/tokenizers.md says how to use the paper's tokenizers.
+# HOURS is the time for training; the size of the model follows from it. Every command resumes after a stop.
 set -euo pipefail
-STEPS=${STEPS:-400}          # training steps
+HOURS=${HOURS:-0.3}
 WORK=${WORK:-out/your_data}  # everything is written here
-PHOTOS=${1:-$WORK/photos}
+OPTIONS=${OPTIONS:-}         # further options of `triptych tokenizers fit`
 
-# 0. Data. Each image has a text file of the same name.
-if [ $# -eq 0 ] && [ ! -d "$PHOTOS" ]; then
-    python - "$PHOTOS" <<'PYTHON'
-import random
-import sys
-from pathlib import Path
-
-from PIL import Image, ImageDraw
-
-COLORS = {"crimson": (200, 30, 60), "navy": (20, 40, 120), "olive": (110, 120, 20), "teal": (0, 130, 130)}
-
-
-def draw(folder: Path, count: int, rng: random.Random) -> None:
-    folder.mkdir(parents=True)
-    for i in range(count):
-        color, shape, row = rng.choice(list(COLORS)), rng.choice(["ring", "bar"]), rng.choice(["top", "bottom"])
-        x, y = rng.randint(4, 50), 4 if row == "top" else 52
-        image = Image.new("RGB", (96, 96), "white")
-        if shape == "ring":
-            ImageDraw.Draw(image).ellipse((x, y, x + 40, y + 40), outline=COLORS[color], width=9)
-        else:
-            ImageDraw.Draw(image).rectangle((x, y + 12, x + 40, y + 28), fill=COLORS[color])
-        image.save(folder / f"{i:04d}.png")
-        (folder / f"{i:04d}.txt").write_text(f"a {color} {shape} at the {row}")
-
-
-draw(Path(sys.argv[1]) / "train", 600, random.Random(0))
-draw(Path(sys.argv[1]) / "validation", 40, random.Random(1))
-PYTHON
+# 0. Data: plain text, image.png beside image.txt, clip.wav beside clip.txt; also JSONL, tar, Parquet, manifests.
+if [ $# -eq 0 ]; then
+    python "$(dirname "$0")/example_data.py" "$WORK/files" ${EXAMPLE_OPTIONS:-}
+    set -- "$WORK"/files/*/
 fi
 
-# 1. Tokenize: one dataset for training, one for validation. A stopped command resumes when it is run again.
-triptych tokenize "$PHOTOS/train" --out "$WORK/data/train"
-triptych tokenize "$PHOTOS/validation" --out "$WORK/data/validation"
-triptych data show "$WORK/data" -n 2
+# 1. Tokenizers that fit the data, with a report on samples that were held out.
+# shellcheck disable=SC2086
+triptych tokenizers fit "$@" --out "$WORK/tokenizers" $OPTIONS
 
-# 2. Train. The recipe `nano` is made for the toy dataset: tasks without data get the weight 0, and its word list and
-#    caption prompt are cleared. Run the same command again to resume.
-triptych train nano \
-    data="$WORK/data/train" validation_data="$WORK/data/validation" \
-    loader.task_weights.text=0 loader.task_weights.audio-text=0 \
-    prompts.words= prompts.caption_prompt= prompts.examples= \
-    num_steps="$STEPS" --out "$WORK/run"
+# 2. Token datasets, one per folder.
+for folder in "$@"; do
+    triptych tokenize "$folder" --out "$WORK/data/$(basename "$folder")" --tokenizers "$WORK/tokenizers"
+done
+triptych data show "$WORK/data" -n 1
 
-# 3. Use it. A run is a model; `export` writes one that can be moved or uploaded.
-triptych info "$WORK/run"
-triptych generate caption "$(find "$PHOTOS/validation" -name '*.png' | sort | head -n 1)" --model "$WORK/run"
+# 3. A model. A twentieth of the data is held out for validation; the last line compares the predicted loss with it.
+triptych train own data="$WORK/data" --hours "$HOURS" --out "$WORK/run"
+
+# 4. How good it is on the held-out data, and the model as a folder that can be moved or uploaded.
+triptych eval elbo "$WORK/run"
 triptych export "$WORK/run" --out "$WORK/model" --dtype float16 --force
+triptych info "$WORK/model"

@@ -1,6 +1,7 @@
 """Tokenizers fitted to files: sizes by the data, held-out samples, exact resume, mistakes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from triptych.data.fit.samples import open_sources, read_samples
 from triptych.data.sources import ReadOptions
 from triptych.data.tokenize import tokenize
 from triptych.errors import CheckpointError, UserError
-from triptych.eval.image import psnr
 from triptych.tokenizers import fit_state
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.paper import paper_bundle
+from triptych.tokenizers.reconstruction import poor_reconstruction, psnr
 from triptych.utils.media import Audio
 from triptych.vocab import Modality
 
@@ -215,3 +216,41 @@ def test_the_command_reports_on_held_out_samples(
     assert Image.open(tmp_path / "mine" / "report" / "images.png").size == (2 * 18, 2 * 18)
     assert (tmp_path / "mine" / "report" / "0-rebuilt.wav").exists()
     assert "KID: needs 16 held-out images, got 2" in said.err
+
+
+def test_tokenizing_other_images_warns(
+    fitted: Path, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Compared with the report on held-out samples; without a report nothing is said."""
+    rng = np.random.default_rng(0)
+    for name in ("same", "other"):
+        (tmp_path / name).mkdir()
+        for number in range(6):
+            image = Image.open(files / "photos" / f"{number}.png")
+            if name == "other":
+                image = Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8))
+            image.save(tmp_path / name / f"{number}.png")
+            (tmp_path / name / f"{number}.txt").write_text("zebra")
+    folder = tmp_path / "tokenizers"
+    shutil.copytree(fitted, folder)
+    said = {}
+    for report in (None, {"image": {"psnr": 21.0, "psnr_low": 14.0}, "audio": {"log_mel": 0.2, "log_mel_high": 0.3}}):
+        if report is not None:
+            (folder / "report.json").write_text(json.dumps(report))
+        for name in ("same", "other"):
+            tokenize(tmp_path / name, tmp_path / f"{name}-{report is None}", tokenizers=folder)
+            said[name, report is None] = capsys.readouterr().err
+    assert "warning: these images are reconstructed with" in said["other", False]
+    assert "triptych tokenizers fit" in said["other", False]
+    for key in (("same", False), ("same", True), ("other", True)):
+        assert "warning" not in said[key]
+
+
+def test_clicks_are_poorly_reconstructed_speech(fitted: Path, files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizers"
+    shutil.copytree(fitted, folder)
+    (folder / "report.json").write_text(json.dumps({"audio": {"log_mel": 0.5, "log_mel_high": 1.5}}))
+    bundle = TokenizerBundle.load(folder)
+    noise = Audio(np.random.default_rng(0).uniform(-1, 1, 16_000).astype(np.float32), 16_000)
+    assert "these recordings" in (poor_reconstruction(bundle, clips=[noise]) or "")
+    assert poor_reconstruction(bundle, clips=[Audio.load(files / "calls" / "0.wav")]) is None

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from triptych.eval.audio import dnsmos, transcribe, word_error_rate
-from triptych.eval.image import psnr
 from triptych.scenes.exam_samples import Voices, spoken_sentence, world_with_images_of
 from triptych.scenes.image import draw
 from triptych.scenes.judge import score_images
@@ -14,6 +13,7 @@ from triptych.scenes.picture import Picture, PlacedObject
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.world import SMALL, natural_look
 from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
+from triptych.tokenizers.reconstruction import psnr
 from triptych.vocab import Task
 
 

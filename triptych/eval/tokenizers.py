@@ -14,26 +14,26 @@ from PIL import Image
 
 from triptych.errors import UserError, require
 from triptych.eval.audio import transcribe, word_error_rate
-from triptych.eval.image import inception_features, kernel_inception_distance, psnr
+from triptych.eval.image import inception_features, kernel_inception_distance
 from triptych.tokenizers.audio import resample
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.pixels import resize_with_white_padding
+from triptych.tokenizers.reconstruction import REPORT, TAIL, audio_distance, psnr
 from triptych.utils.media import Audio
 
 Report = Callable[[str], None]
 
-LOW = 5
-"""The percentile of reconstruction quality that counts as poor: tokenizing warns below it."""
-REPORT = "report.json"
 _MIN_KID_IMAGES = 16
 _SAVED_CLIPS = 5
 _NAMES = {
     "bytes_per_token": "bytes per token",
     "psnr": "PSNR in dB",
-    "psnr_low": f"PSNR of the worst {LOW} %",
+    "psnr_low": f"PSNR of the worst {TAIL} %",
     "kid": "KID",
+    "log_mel": "log-mel distance",
+    "log_mel_high": f"log-mel distance of the worst {TAIL} %",
     "stoi": "STOI",
-    "stoi_low": f"STOI of the worst {LOW} %",
+    "stoi_low": f"STOI of the worst {TAIL} %",
     "pesq": "PESQ",
     "wer": "WER",
     "wer_rebuilt": "WER rebuilt",
@@ -57,7 +57,7 @@ def report_images(
     originals = [resize_with_white_padding(image, bundle.image.resolution) for image in images]
     rebuilt = rebuild_images(bundle, originals)
     values = np.array([psnr(a, b) for a, b in zip(originals, rebuilt)])
-    result = {"samples": len(images), "psnr": float(values.mean()), "psnr_low": float(np.percentile(values, LOW))}
+    result = {"samples": len(images), "psnr": float(values.mean()), "psnr_low": float(np.percentile(values, TAIL))}
     if len(images) < _MIN_KID_IMAGES:
         report(f"KID: needs {_MIN_KID_IMAGES} held-out images, got {len(images)}")
     else:
@@ -75,7 +75,12 @@ def report_audio(
     """The measures, and the rebuilt clips. A measure whose package is missing is left out with a line."""
     texts, originals = [text for text, _ in clips], [clip for _, clip in clips]
     rebuilt = bundle.audio.decode(bundle.audio.encode(originals))
-    result: dict[str, float] = {"samples": len(clips)}
+    distances = audio_distance(bundle, originals)
+    result: dict[str, float] = {
+        "samples": len(clips),
+        "log_mel": float(distances.mean()),
+        "log_mel_high": float(np.percentile(distances, 100 - TAIL)),
+    }
     measures: dict[str, Callable[[], dict[str, float]]] = {
         "STOI": lambda: _stoi(originals, rebuilt),
         "PESQ": lambda: {"pesq": _pesq(originals, rebuilt)},
@@ -111,7 +116,7 @@ def contact_sheet(originals: Sequence[Image.Image], rebuilt: Sequence[Image.Imag
 def _stoi(originals: Sequence[Audio], rebuilt: Sequence[Audio]) -> dict[str, float]:
     pystoi = require("pystoi", "eval", "STOI")
     values = np.array([pystoi.stoi(*_aligned(a, b), _RATE) for a, b in zip(originals, rebuilt)])
-    return {"stoi": float(values.mean()), "stoi_low": float(np.percentile(values, LOW))}
+    return {"stoi": float(values.mean()), "stoi_low": float(np.percentile(values, TAIL))}
 
 
 def _pesq(originals: Sequence[Audio], rebuilt: Sequence[Audio]) -> float:

@@ -7,7 +7,6 @@ A text is judged in the place it has in a request: alone, or with an image or au
 """
 
 import numpy as np
-import torch
 from PIL import Image
 
 from triptych.data.sequences import PAIR_SPECIALS
@@ -15,19 +14,15 @@ from triptych.hub.format import Limits
 from triptych.hub.surprise import token_surprise
 from triptych.model.transformer import Transformer
 from triptych.sample.canvas import MASKED, Canvas, Span, known, masked, open_ended, unconditional
-from triptych.tokenizers.audio import resample
-from triptych.tokenizers.base import AudioTokenizer
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.tokenizers.mel import MelConfig
-from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.tokenizers.pixels import resize_with_white_padding
+from triptych.tokenizers.reconstruction import log_mel_distance, psnr
 from triptych.utils.media import Audio
 from triptych.vocab import Modality
 
 _TEXT_TOKENS = 8  # length of a text that is not given
 _MORE_TOKENS = 8  # masked tokens after a text, for models that were trained without open ends
 _AUDIO_FRAMES = 50  # length of audio that is not given, for such models
-_MEL = MelConfig()
 
 
 class Measures:
@@ -54,14 +49,14 @@ class Measures:
         given = resize_with_white_padding(image, tokenizer.resolution)
         return {
             "mean surprise": self.media_surprise(known(Modality.IMAGE, ids)),
-            "reconstruction, dB": _psnr(given, tokenizer.decode([ids])[0]),
+            "reconstruction, dB": psnr(given, tokenizer.decode([ids])[0]),
         }
 
     def audio(self, audio: Audio, ids: np.ndarray) -> dict[str, float]:
         """Of audio and its codes."""
         return {
             "mean surprise": self.media_surprise(known(Modality.AUDIO, ids)),
-            "log-mel distance": _log_mel_distance(audio, ids, self.bundle.audio),
+            "log-mel distance": log_mel_distance(audio, ids, self.bundle.audio),
         }
 
     def _surprise(self, canvas: Canvas, modality: Modality = Modality.TEXT) -> np.ndarray:
@@ -93,29 +88,3 @@ class Measures:
         if slot is not None and slot <= room:
             return open_ended(Modality.AUDIO, slot, stride=stride)
         return masked(Modality.AUDIO, stride * max(1, min(_AUDIO_FRAMES, room // stride)))
-
-
-def _psnr(one: Image.Image, other: Image.Image) -> float:
-    difference = np.asarray(one, np.float64) - np.asarray(other, np.float64)
-    return float(10 * np.log10(255**2 / max(np.square(difference).mean(), 1e-3)))
-
-
-@torch.inference_mode()
-def _log_mel_distance(given: Audio, ids: np.ndarray, tokenizer: AudioTokenizer) -> float:
-    """Mean absolute difference between the log-mels of audio and of its reconstruction."""
-    if isinstance(tokenizer, MelRVQ):  # its mels are known without the phases, which take long to find
-        mel = tokenizer.mel
-        codes = torch.from_numpy(ids.astype(np.int64)).view(-1, tokenizer.num_codebooks)
-        decoded = (tokenizer.magnitude(tokenizer.dequantize(codes)) @ mel.filters.T).clamp(min=mel.floor).log()
-    else:
-        mel = _MEL
-        decoded = _log_mel(tokenizer.decode([ids])[0], mel)
-    encoded = _log_mel(given, mel)
-    count = min(len(encoded), len(decoded))
-    return float((encoded[:count] - decoded[:count]).abs().mean())
-
-
-def _log_mel(audio: Audio, mel: MelConfig) -> torch.Tensor:
-    samples = np.ascontiguousarray(resample(audio, mel.rate).samples, np.float32)
-    # A spectrogram reflects half a window, so it needs a whole one.
-    return mel.log_mel(torch.from_numpy(np.pad(samples, (0, max(0, mel.fft - len(samples))))))

@@ -16,6 +16,7 @@ from triptych.scenes.layout import place
 from triptych.scenes.picture import Picture
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.speech import available_voices, speakable, synthesize
+from triptych.scenes.tokenizer_report import write_reconstruction_report
 from triptych.scenes.vocabulary import model_words
 from triptych.scenes.voice_degrade import degrade
 from triptych.scenes.world import FULL
@@ -96,6 +97,8 @@ def fit_tokenizers(folder: Path, parts: list[str], voices: Path | None = None, r
         tokenizer.save(folder / part, **half)
         report(f"wrote {folder / part}")
     write_vocabulary(folder)
+    if (folder / "vocab.json").exists():
+        write_reconstruction_report(folder, FULL, voices)
 
 
 def write_vocabulary(folder: Path) -> None:

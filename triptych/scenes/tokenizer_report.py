@@ -1,5 +1,6 @@
 """What tokenizers preserve of the toy dataset: text exactly, images and speech by independent measures."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ import numpy as np
 from PIL import Image
 
 from triptych.eval.audio import dnsmos, transcribe, word_error_rate
-from triptych.eval.image import psnr
 from triptych.eval.tokenizers import contact_sheet
 from triptych.scenes.judge import score_images
 from triptych.scenes.samples import SPLITS, scene_sample
@@ -16,6 +16,7 @@ from triptych.scenes.speech import ALWAYS_AVAILABLE, available_voices, speakable
 from triptych.scenes.world import FULL, Scene, World
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.mel_rvq import MelRVQ
+from triptych.tokenizers.reconstruction import REPORT, TAIL, audio_distance, image_psnr, psnr
 from triptych.utils.media import Audio
 from triptych.vocab import Task
 
@@ -110,6 +111,27 @@ def _measure_speech(bundle: TokenizerBundle, texts: Sequence[str], originals: Se
         results[f"wer_{name}"] = word_error_rate(texts, transcribe(clips))
         results[f"mos_{name}"] = float(dnsmos(clips)[:, 2].mean())
     return results
+
+
+def write_reconstruction_report(
+    folder: Path, world: World, voices: Path | None, images: int = 120, clips: int = 40
+) -> None:
+    """Write the report that `triptych tokenize` compares other samples with, on the validation split."""
+    bundle = TokenizerBundle.load(folder)
+    quality = image_psnr(bundle, _images(images, "validation", world)[1])
+    names = available_voices(voices) if not world.plain_language else (ALWAYS_AVAILABLE,)
+    spoken = []
+    for index in range(clips):
+        rng, voice = np.random.default_rng([3, index]), names[index % len(names)]
+        text = speakable(world.sample(rng, "validation"), "validation", rng, [voice], voice, world, voices)[1]
+        spoken.append(synthesize(text, rng, world, voice, voices))
+    distance = audio_distance(bundle, spoken)
+    report = {
+        "image": {"samples": images, "psnr": quality.mean(), "psnr_low": np.percentile(quality, TAIL)},
+        "audio": {"samples": clips, "log_mel": distance.mean(), "log_mel_high": np.percentile(distance, 100 - TAIL)},
+    }
+    rounded = {part: {name: round(float(value), 4) for name, value in of.items()} for part, of in report.items()}
+    (folder / REPORT).write_text(json.dumps(rounded, indent=2) + "\n")
 
 
 def _entropy(ids: Sequence[np.ndarray]) -> float:

@@ -36,7 +36,7 @@ class FitConfig:
     """Codebooks of the audio tokenizer; each gives 25 tokens per second."""
     audio_codes: int | None = None
     """Size of each audio codebook."""
-    audio_steps: int = 3000
+    audio_steps: int = 1000
     """Training steps of the audio tokenizer's decoder."""
     seed: int = 0
 

@@ -66,7 +66,7 @@ def _read(samples: FitSamples, source: Source, task: Task, share: float, max_sid
     """Add samples of one source, up to its share of the limits."""
     chosen: list[tuple[str, str, Image.Image | Audio | None]] = []
     size = pixels = seconds = 0.0
-    for item in _spread(source, MAX_IMAGES, seed):
+    for item in spread(source, MAX_IMAGES, seed):
         if isinstance(item, BadSample):
             samples.bad.append(item)
             continue
@@ -116,7 +116,7 @@ def _divide(samples: FitSamples, chosen: list[tuple[str, str, Image.Image | Audi
             samples.held_out_clips.append((text, media))
 
 
-def _spread(source: Source, limit: int, seed: int) -> Iterator[RawSample | BadSample]:
+def spread(source: Source, limit: int, seed: int) -> Iterator[RawSample | BadSample]:
     """Samples from files in random order, about equally many from each: a large input is not read to its end."""
     parts = list(source.parts)
     random.Random(seed).shuffle(parts)

@@ -19,6 +19,7 @@ from typing import Any
 import triptych
 from triptych.data.shards import MANIFEST, Manifest, write_shard
 from triptych.data.sources import BadSample, Item, ReadOptions, Source, open_source
+from triptych.data.tokenize.check import check_reconstruction
 from triptych.data.tokenize.config import TokenizeConfig
 from triptych.data.tokenize.encode import Encoder, Outcome
 from triptych.data.tokenize.folder import (
@@ -115,6 +116,8 @@ def build_dataset(
             progress.say(f"{out} is already complete.")
             return Manifest.load(out)
         journal = Journal(out)
+        if not journal.finished and (warning := check_reconstruction(source, bundle)):
+            progress.say(warning)
         if journal.finished:
             progress.say(f"Resuming; {len(journal.finished):,} shards are already finished.")
         build = partial(_build, load, config, source.task)
