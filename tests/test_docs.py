@@ -41,8 +41,16 @@ def prose(page):
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
+def with_defaults(script):
+    """A shell script with the default numbers of its variables in their places: STEPS=${STEPS:-2000}."""
+    for name, number in re.findall(r"^(\w+)=\$\{\1:-([\d.]+)\}", script, re.MULTILINE):
+        script = script.replace(f"${name}", number)
+    return re.sub(r"\$\(\(.*?\)\)\)?", "1", script)  # sums of them
+
+
 def commands():
-    texts = [(page, "\n".join(blocks(page))) for page in PAGES] + [(script, script.read_text()) for script in SCRIPTS]
+    texts = [(page, "\n".join(blocks(page))) for page in PAGES]
+    texts += [(script, with_defaults(script.read_text())) for script in SCRIPTS]
     for path, text in texts:
         for line in text.replace("\\\n", " ").splitlines():
             if line.startswith("triptych "):
@@ -150,19 +158,32 @@ def test_python_examples_use_names_that_exist(page):
 # -- examples and figures ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_example_trains_on_a_folder_of_images(tmp_path):
-    environment = {
-        **os.environ,
-        "STEPS": "4",
-        "WORK": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    done = subprocess.run(
-        [ROOT / "examples" / "train_on_your_data.sh"], env=environment, capture_output=True, text=True
-    )
+def run_example(name: str, **settings: str) -> None:
+    environment = {**os.environ, **settings, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / "examples" / name], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_goes_from_folders_to_a_model(tmp_path):
+    run_example(
+        "train_on_your_data.sh",
+        WORK=str(tmp_path),
+        HOURS="0.002",
+        OPTIONS="--audio-steps 5",
+        EXAMPLE_OPTIONS="--images 30 --clips 8 --texts 40",
+    )
     assert (tmp_path / "model" / "model.safetensors").exists()
+    assert (tmp_path / "tokenizers" / "report" / "images.png").exists()
+    assert {path.name for path in (tmp_path / "data").iterdir()} >= {"photos", "notes"}
+
+
+@pytest.mark.slow
+def test_the_speedrun_makes_the_built_in_world_from_nothing(tmp_path):
+    sizes = {"STEPS": "2", "IMAGES": "16", "TEXTS": "16", "SPEECH": "8", "VALIDATION": "4", "EXAM": "1"}
+    run_example("speedrun.sh", WORK=str(tmp_path), **sizes)
+    assert "text-to-image" in (tmp_path / "scenes.json").read_text()
+    assert (tmp_path / "hearts.png").exists()
 
 
 def test_the_diagrams_are_what_their_script_draws():
