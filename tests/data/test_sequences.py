@@ -141,7 +141,7 @@ def test_pairs_keep_their_media_and_cut_their_text(tmp_path: Path, task: Task, s
 def test_media_that_do_not_fit_are_named_with_a_seq_len_that_works(tmp_path: Path) -> None:
     dataset = write_set(tmp_path, Task.IMAGE_TEXT, [[([1], [])], [([1], [2]), ([3] * 12, [])]])
     with pytest.raises(
-        DataError, match=r"shard-00001.safetensors: sample 1 has 12 media tokens.*Use seq_len=17 or more"
+        DataError, match=r"shard-00001.safetensors: sample 1 has 12 media tokens.*Use loader.seq_len=17 or more"
     ):
         Pairs(dataset, 16)
     assert len(Pairs(dataset, 17)) == 3

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from train_fakes import events, random_pairs, run_it, tiny_run, write_set
 
 from triptych.cli.main import main
 from triptych.data.shards import Manifest
 from triptych.errors import UserError
+from triptych.hub.export import model_of_run
+from triptych.hub.format import write_model
 from triptych.recipes import configure
 from triptych.training.config import RunConfig
 from triptych.training.run import train
@@ -178,3 +181,30 @@ def test_mistakes_of_resume(tmp_path: Path, world: Path, capsys: pytest.CaptureF
     ):
         assert main(["train", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+# -- fine-tuning ------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_keeps_its_shape_and_limits(mine: Path, world: Path, tmp_path: Path) -> None:
+    run = train("own", [f"data={mine}", "num_steps=1", "threads=1"], out=tmp_path / "run", device="cpu", quiet=True)
+    write_model(tmp_path / "model", model_of_run(run))
+    first = read_run_config(run)
+    again = configure("own", [f"data={mine / 'image-text'}", f"init_from={tmp_path / 'model'}", "num_steps=2"])
+    assert (again.model.num_layers, again.model.width) == (first.model.num_layers, first.model.width)
+    assert again.model.residual_scale == first.resolved.scaled_shape.residual_scale
+    assert again.loader.seq_len == first.loader.seq_len
+    assert again.loader.open_ends.audio == first.loader.open_ends.audio, "the model can still choose lengths"
+    assert again.loader.task_weights == {"image-text": 1.0}
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    tuned = train(again, ["optimizer.lr=1e-9", "threads=1"], out=tmp_path / "tuned", device="cpu", quiet=True)
+    write_model(tmp_path / "after", model_of_run(tuned))
+    after = load_file(tmp_path / "after" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(np.allclose(before[name], after[name], atol=1e-5) for name in before), "it starts from the saved weights"
+
+
+def test_fine_tuning_a_run_is_refused(mine: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match="is a run; export it first"):
+        configure("own", [f"data={mine}", f"init_from={tmp_path / 'run'}"])

@@ -259,7 +259,7 @@ class Pairs:
                 raise DataError(
                     f"{self.dataset.folder / info.file}: sample {worst} has {splits[worst]} media tokens, which with "
                     f"{PAIR_SPECIALS} special tokens do not fit seq_len={self._seq_len}. "
-                    f"Use seq_len={splits[worst] + PAIR_SPECIALS} or more, or tokenize shorter media."
+                    f"Use loader.seq_len={splits[worst] + PAIR_SPECIALS} or more, or tokenize shorter media."
                 )
 
     def __len__(self) -> int:

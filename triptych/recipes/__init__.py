@@ -8,7 +8,7 @@ from pathlib import Path
 from triptych.data.shards import find_dataset_folders
 from triptych.errors import UserError, did_you_mean
 from triptych.recipes import paper, proxy, scenes
-from triptych.recipes.own import own
+from triptych.recipes.own import fine_tuned, own
 from triptych.training.config import RunConfig
 from triptych.utils.config import override
 from triptych.utils.legacy import RENAMED_RECIPES
@@ -44,8 +44,10 @@ def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
     if name.endswith(".py"):
         base = _from_file(Path(name))
     elif name == OWN:
-        given = [change.partition("=")[2] for change in changes if change.startswith("data=")]
-        base = own(find_dataset_folders(given[-1].split(",") if given else []))
+        given = dict(change.partition("=")[::2] for change in changes)
+        base = own(find_dataset_folders([name for name in given.get("data", "").split(",") if name]))
+        if given.get("init_from", "none") != "none":
+            base = fine_tuned(base, given["init_from"])
     else:
         base = recipe(name)
     config = override(base, changes)

@@ -8,6 +8,7 @@ long as the longest sample; texts and clips have open ends, so the model chooses
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,14 +18,19 @@ from triptych.data.shards import TokenDataset
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Cosine, Linear
 from triptych.errors import UserError
+from triptych.hub.format import Limits, read_config
+from triptych.hub.source import BUILTIN_MODELS, check_source, is_run
 from triptych.model.transformer import ModelConfig
 from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, transfer_from_proxy
-from triptych.training.config import RunConfig, ValidationConfig
-from triptych.vocab import Task
+from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.training.config import OptimizerConfig, PromptConfig, RunConfig, ValidationConfig
+from triptych.transfer.groups import TransferConfig
+from triptych.vocab import Modality, Task
 
 MAX_SEQ_LEN = 1024  # longer texts are cut into pieces; longer clips need loader.seq_len
 _TEXT_PIECE = 256  # of text without images or audio, in tokens
 _PROXY_TOKENS = 35  # mean tokens of a sequence of the proxy
+_EXAMPLES, _EXAMPLE_LENGTH = 4, 200
 _COMMON = 99.5  # percentile of lengths that open ends reach
 
 
@@ -89,6 +95,7 @@ def own(folders: Sequence[str]) -> RunConfig:
         recipe="own",
         tokenizers=_tokenizers(datasets),
         data=tuple(folders),
+        prompts=PromptConfig(examples=_examples(datasets)),
         sampling_preset="scenes",
         model=ModelConfig(
             num_layers=4,
@@ -128,6 +135,19 @@ def own(folders: Sequence[str]) -> RunConfig:
     )
 
 
+def _examples(datasets: Sequence[TokenDataset]) -> tuple[str, ...]:
+    """A few texts of the data, which TensorBoard shows as images and speech."""
+    pairs = next((dataset for dataset in datasets if dataset.task != Task.TEXT and len(dataset)), None)
+    if pairs is None:
+        return ()
+    bundle = TokenizerBundle.load(_tokenizers(datasets))
+    if Modality.TEXT not in bundle:
+        return ()
+    chosen = np.unique(np.linspace(0, len(pairs) - 1, _EXAMPLES).astype(int))
+    texts = bundle.text.decode([pairs[int(index)].text for index in chosen])
+    return tuple(dict.fromkeys(text for text in texts if len(text) <= _EXAMPLE_LENGTH))
+
+
 def _tokenizers(datasets: Sequence[TokenDataset]) -> str:
     """Where the tokenizers of the data are."""
     names = {str(dataset.manifest.settings.get("tokenizers", "")) for dataset in datasets}
@@ -138,3 +158,40 @@ def _tokenizers(datasets: Sequence[TokenDataset]) -> str:
     if not name:
         raise UserError(f"{datasets[0].folder} does not say what tokenizers it was made with; set tokenizers=FOLDER.")
     return name
+
+
+def fine_tuned(config: RunConfig, name: str) -> RunConfig:
+    """The configuration that continues a saved model on the same data: its shape, limits and prompts, a low rate.
+
+    The word list is cleared, because the data may bring new words.
+    """
+    check_source(name)
+    folder = BUILTIN_MODELS.get(name, Path(name))
+    if is_run(folder):
+        raise UserError(f"init_from={name} is a run; export it first: `triptych export {name} --out MODEL`.")
+    saved = read_config(folder)
+    limits, loader = Limits.from_json(saved["limits"]), config.loader
+    ends = replace(
+        loader.open_ends,
+        probability=0.25,
+        text=max(loader.open_ends.text, limits.text_slot or 0),
+        audio=max(loader.open_ends.audio, limits.audio_slot or 0),
+    )
+    room = max(ends.text, ends.audio) + PAIR_SPECIALS
+    return replace(
+        config,
+        model=ModelConfig(**saved["model"]),
+        loader=replace(loader, seq_len=max(loader.seq_len, limits.seq_len, room), open_ends=ends),
+        prompts=replace(
+            config.prompts,
+            caption_prompt=limits.caption_prompt,
+            transcript_prompt=limits.transcript_prompt,
+            voices=limits.voices,
+            voice_request=limits.voice_request,
+        ),
+        sampling_preset=saved["presets"],
+        optimizer=OptimizerConfig(lr=3e-4, beta1=0.9, beta2=0.98, weight_decay=0.01, clip=1.0, warmup_steps=50),
+        transfer=TransferConfig(),
+        num_steps=1000,
+        ema_decay=0.99,
+    )
