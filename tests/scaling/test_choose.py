@@ -120,7 +120,7 @@ def test_the_command_chooses_trains_and_compares(
     assert main([*words, "--stop-after", "1"]) == 0
     first = capsys.readouterr().err
     assert "pilot run" in first
-    for what in ("model: ", "training: ", "data: text is seen", "predicted validation loss: "):
+    for what in ("model: ", "training: ", "memory: ", "data: text is seen", "predicted validation loss: "):
         assert what in first
     choice = json.loads((tmp_path / "run" / train_budget.CHOICE).read_text())
     assert len(choice["pilots"]) == 3

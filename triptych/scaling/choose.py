@@ -22,7 +22,9 @@ import torch
 from triptych.data.loader import Loader
 from triptych.errors import UserError
 from triptych.model.flops import count_parameters
+from triptych.plan.estimate import estimate
 from triptych.plan.lengths import sample_batches
+from triptych.plan.machines import CPU, Machine
 from triptych.recipes.proxy import HEAD_WIDTH, shape_of
 from triptych.scaling.fit_file import SavedFit, read_fit
 from triptych.scaling.grid import GridPoint, LengthStats, flops_per_token, grid_point
@@ -30,7 +32,7 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
 from triptych.training.step import build_model, build_optimizer, train_step
-from triptych.utils.units import human_duration, human_number
+from triptych.utils.units import human_bytes, human_duration, human_number
 from triptych.vocab import Vocabulary
 
 BUILT_IN_LAW = Path(__file__).parent.parent / "assets" / "laws" / "scenes.json"
@@ -253,6 +255,9 @@ def describe(choice: Choice, vocabulary: Vocabulary) -> list[str]:
     for each in choice.epochs:
         note = ": more data would help more than more time" if each.epochs > MANY_REPEATS else ""
         lines.append(f"data: {each.name} is seen {each.epochs:.1f} times{note}")
+    needs = estimate(config, vocabulary, Machine(CPU, math.inf, math.inf), 1)
+    disk = needs.checkpoint_bytes * (config.keep_last_checkpoints + 1)  # one more while it is written
+    lines.append(f"memory: {human_bytes(needs.needed)}; disk: {human_bytes(disk)} for checkpoints")
     if choice.prediction is not None:
         found = choice.prediction
         lines.append(
