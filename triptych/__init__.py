@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from triptych.data.fit import fit_tokenizers as fit_tokenizers
     from triptych.data.tokenize import tokenize as tokenize
     from triptych.hub.pipeline import Pipeline as Pipeline
     from triptych.sample.config import SamplingConfig as SamplingConfig
@@ -29,6 +30,7 @@ _HOME = {
     "SamplingConfig": "triptych.sample.config",
     "Vocabulary": "triptych.vocab",
     "evaluate": "triptych.scenes.exam",
+    "fit_tokenizers": "triptych.data.fit",
     "tokenize": "triptych.data.tokenize",
     "train": "triptych.training.run",
 }
