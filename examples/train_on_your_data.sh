@@ -12,7 +12,7 @@ OPTIONS=${OPTIONS:-}         # further options of `triptych tokenizers fit`
 
 # 0. Data: plain text, image.png beside image.txt, clip.wav beside clip.txt; also JSONL, tar, Parquet, manifests.
 if [ $# -eq 0 ]; then
-    python "$(dirname "$0")/example_data.py" "$WORK/files" ${EXAMPLE_OPTIONS:-}
+    [ -d "$WORK/files" ] || python "$(dirname "$0")/example_data.py" "$WORK/files" ${EXAMPLE_OPTIONS:-}
     set -- "$WORK"/files/*/
 fi
 

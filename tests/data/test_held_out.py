@@ -37,7 +37,7 @@ def test_both_sides_together_are_the_dataset(task: Task, tmp_path: Path) -> None
     dataset = random_set(tmp_path / "set", task, [90, 110], np.random.default_rng(0), text=100)
     source = Documents(dataset, 40) if task == Task.TEXT else Pairs(dataset, 140)
     kept, held = (split_by_content(source, 0.1, held_out=side) for side in (False, True))
-    assert len(held) == pytest.approx(0.1 * len(source), abs=1)
+    assert len(held) == pytest.approx(0.1 * len(source), rel=0.5)
     assert sorted(written(kept) + written(held)) == sorted(written(source))
     assert kept.task == held.task == task
 
@@ -52,10 +52,24 @@ def test_equal_samples_are_on_one_side_wherever_they_are(tmp_path: Path) -> None
     assert set(written(split_by_content(Pairs(reordered, 60), 0.2, held_out=True))) == held
 
 
-def test_a_large_dataset_holds_out_a_limited_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequences, "MAX_HELD_OUT", 5)
-    dataset = random_set(tmp_path / "set", Task.IMAGE_TEXT, [100], np.random.default_rng(0))
-    assert len(split_by_content(Pairs(dataset, 60), 0.5, held_out=True)) == 5
+def test_views_of_one_image_are_on_one_side(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    views = [(rng.integers(70, size=4).tolist(), [number]) for number in range(60) for _ in range(3)]
+    dataset = write_set(tmp_path / "views", Task.IMAGE_TEXT, [views])
+    replace(dataset.manifest, settings={"views": 3}).save(dataset.folder)
+    source = Pairs(TokenDataset(dataset.folder), 60)
+    kept, held = (written(split_by_content(source, 0.2, held_out=side)) for side in (False, True))
+    assert held
+    assert not {row[-2] for row in kept} & {row[-2] for row in held}, "the captions are different"
+
+
+def test_equal_samples_of_two_datasets_are_on_one_side(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    samples = [(rng.integers(70, size=4).tolist(), rng.integers(500, size=5).tolist()) for _ in range(300)]
+    small = write_set(tmp_path / "small", Task.IMAGE_TEXT, [samples[:60]])
+    large = write_set(tmp_path / "large", Task.IMAGE_TEXT, [samples])
+    trained = set(written(split_by_content(Pairs(large, 60), 0.1, held_out=False)))
+    assert not trained & set(written(split_by_content(Pairs(small, 60), 0.1, held_out=True)))
 
 
 def test_a_loader_never_yields_what_is_held_out(tmp_path: Path) -> None:
@@ -71,7 +85,8 @@ def test_a_loader_never_yields_what_is_held_out(tmp_path: Path) -> None:
             }
 
     kept, held = rows(False), rows(True)
-    assert (len(kept), len(held)) == (48, 12)
+    assert len(kept) + len(held) == 60
+    assert 4 < len(held) < 24
     assert not kept & held
     with Loader([dataset], CONFIG, num_steps=50) as loader:  # several epochs
         for step in loader:

@@ -1,6 +1,7 @@
 """The recipe for anyone's data, recipes from files, and resuming without typing settings again."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def test_a_folder_of_datasets_is_found_and_changes_apply(mine: Path) -> None:
 def test_given_validation_data_replace_the_split(mine: Path, world: Path) -> None:
     given = configure("own", [f"data={mine / 'text'}", f"validation_data={world / 'validation' / 'text'}"])
     assert given.loader.held_out == 0
-    both = configure("own", [f"data={mine / 'text'}", f"validation_data={mine / 'text'}", "loader.held_out=0.1"])
+    both = configure("own", [f"data={mine / 'text'}", f"validation_data={mine / 'audio-text'}", "loader.held_out=0.1"])
     assert both.loader.held_out == 0.1
     without = configure("own", [f"data={mine / 'text'}", "validation_data=none", "loader.held_out=0"])
     assert without.validation_folders == ()
@@ -93,22 +94,58 @@ def test_mistakes_are_named(changes: list[str], message: str, mine: Path) -> Non
         configure("own", [change.format(mine=mine) for change in changes])
 
 
-def test_datasets_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
+def test_tokenizers_are_found_or_given(tmp_path: Path, world: Path) -> None:
     for name in ("a", "b"):
         write_set(tmp_path / name, Task.TEXT, random_pairs(Task.TEXT, 20, 0))
-        say_tokenizers(tmp_path / name, f"tokenizers/{name}")
-    with pytest.raises(UserError, match="made with different tokenizers"):
+        replace(Manifest.load(tmp_path / name), tokenizers={"text": name * 64}).save(tmp_path / name)
+    with pytest.raises(UserError, match="were made with different text tokenizers"):
         configure("own", [f"data={tmp_path}"])
-    write_set(tmp_path / "c", Task.TEXT, random_pairs(Task.TEXT, 20, 0))
-    with pytest.raises(UserError, match="does not say what tokenizers it was made with"):
-        configure("own", [f"data={tmp_path / 'c'}"])
+    with pytest.raises(UserError, match=r"the tokenizers of the data are not known .*set tokenizers=FOLDER"):
+        configure("own", [f"data={tmp_path / 'a'}"])
+    say_tokenizers(tmp_path / "a", "moved/away")
+    with pytest.raises(UserError, match="'moved/away', which does not exist here"):
+        configure("own", [f"data={tmp_path / 'a'}"])
+    given = configure("own", [f"data={tmp_path / 'a'}", f"tokenizers={world / 'tokenizers'}"])
+    assert given.tokenizers == str(world / "tokenizers")
 
 
 def test_media_that_are_too_long_are_named_with_what_to_do(tmp_path: Path, world: Path) -> None:
-    write_set(tmp_path / "long", Task.AUDIO_TEXT, [(np.zeros(2000, int), [1, 2])] * 4)
+    write_set(tmp_path / "long", Task.AUDIO_TEXT, [(np.zeros(3000, int), [1, 2])] * 4)
     say_tokenizers(tmp_path / "long", str(world / "tokenizers"))
-    with pytest.raises(UserError, match=r"has 2007 tokens.*--max-seconds"):
+    with pytest.raises(UserError, match=r"needs 3011 positions.*--max-seconds"):
         configure("own", [f"data={tmp_path / 'long'}"])
+    assert configure("own", [f"data={tmp_path / 'long'}", "loader.seq_len=3011"]).loader.seq_len == 3011
+
+
+def test_long_captions_are_cut_instead_of_refused(tmp_path: Path, world: Path) -> None:
+    write_set(tmp_path / "long", Task.IMAGE_TEXT, [([1] * 4, [2] * 5000)] * 4)
+    say_tokenizers(tmp_path / "long", str(world / "tokenizers"))
+    config = configure("own", [f"data={tmp_path / 'long'}"])
+    assert config.loader.seq_len == 4 + 256 + 5
+    assert config.loader.open_ends.text <= config.loader.seq_len - 5
+
+
+def test_validation_data_below_the_data_are_not_trained_on(tmp_path: Path, world: Path) -> None:
+    for name in ("photos", "photos/validation", "more"):
+        write_set(tmp_path / "data" / name, Task.TEXT, random_pairs(Task.TEXT, 20, len(name)))
+        say_tokenizers(tmp_path / "data" / name, str(world / "tokenizers"))
+    held = tmp_path / "data" / "photos" / "validation"
+    config = configure("own", [f"data={tmp_path / 'data'}", f"validation_data={held}"])
+    assert config.data == (str(tmp_path / "data" / "more"), str(tmp_path / "data" / "photos"))
+    assert config.validation_data == (str(held),)
+
+
+def test_unfinished_datasets_are_not_left_out_silently(mine: Path, tmp_path: Path) -> None:
+    (tmp_path / "calls").mkdir()
+    for name in ("plan.json", "journal.jsonl"):
+        (tmp_path / "calls" / name).write_text("{}")
+    with pytest.raises(UserError, match="calls is not a finished dataset"):
+        configure("own", [f"data={tmp_path}"])
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "manifest.json").write_text('{"format": "triptych-checkpoint"}')
+    shutil.rmtree(tmp_path / "calls")
+    shutil.copytree(mine / "text", tmp_path / "text")
+    assert configure("own", [f"data={tmp_path}"]).data == (str(tmp_path / "text"),)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from train_fakes import random_pairs, write_set
 
 from triptych.cli import train_budget
@@ -14,13 +15,15 @@ from triptych.cli.main import main
 from triptych.data.shards import Manifest
 from triptych.recipes import configure
 from triptych.scaling import choose
-from triptych.scaling.choose import BUILT_IN_LAW, Chooser, Epochs, describe, predict
+from triptych.scaling.choose import BUILT_IN_LAW, Chooser, Epochs, Pilots, describe, predict
 from triptych.scaling.fit_file import SavedFit, read_fit
 from triptych.scaling.law import ADDITIVE, Law
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.training.config import RunConfig
 from triptych.training.in_memory import Outcome
 from triptych.vocab import Task
 
+CPU = torch.device("cpu")
 LAW = Law.from_raw(ADDITIVE, E=1.0, A=20.0, B=100.0, a=0.3, b=0.4)
 FIT = SavedFit("a law", LAW, [])
 
@@ -71,8 +74,8 @@ def test_epochs_are_those_of_the_loader(base: list[str]) -> None:
     chooser = Chooser(config, TokenizerBundle.load(config.tokenizers).vocabulary, FIT)
     by_name = {each.name: each for each in chooser.epochs(4000)}
     trained = 400 * (1 - config.loader.held_out)
-    assert by_name["text"].epochs == pytest.approx(2000 / trained, rel=0.02)
-    assert by_name["image-text"].epochs == pytest.approx(1000 / trained, rel=0.02)
+    assert by_name["text"].epochs == pytest.approx(2000 / trained, rel=0.06)
+    assert by_name["image-text"].epochs == pytest.approx(1000 / trained, rel=0.06)
 
 
 @pytest.mark.parametrize("factor", [0.3, 0.5, 1.0])
@@ -103,10 +106,10 @@ def test_budgets_come_from_measured_speed(base: list[str], monkeypatch: pytest.M
     bundle = TokenizerBundle.load(config.tokenizers)
     chooser = Chooser(config, bundle.vocabulary, FIT)
     monkeypatch.setattr(choose, "_PROBE_SECONDS", 0.05)
-    assert 1e6 < chooser.flops_per_second(config, bundle) < 1e13
+    assert 1e6 < chooser.flops_per_second(config, bundle, CPU) < 1e13
     monkeypatch.setattr(Chooser, "flops_per_second", lambda *_: 1e9)
     lines: list[str] = []
-    assert chooser.budget_of_hours(0.5, bundle, lines.append) == pytest.approx(choose._TRAINING_SHARE * 1800 * 1e9)
+    assert chooser.budget_of_hours(0.5, bundle, CPU, lines.append) == pytest.approx(choose._TRAINING_SHARE * 1800 * 1e9)
     assert "tokens/s" in lines[0]
 
 
@@ -114,7 +117,7 @@ def test_the_command_chooses_trains_and_compares(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """With invented pilots, and a run cut to a few steps."""
-    monkeypatch.setattr(choose, "train_in_memory", lambda config, bundle: Outcome({"all": 3.0}, seconds=1.0))
+    monkeypatch.setattr(choose, "train_in_memory", lambda *_: Outcome({"all": 3.0}, seconds=1.0))
     monkeypatch.setattr(choose, "_MIN_PILOT_STEPS", 1)
     words = ["train", "own", *base, "--budget", "3e9", "--out", str(tmp_path / "run"), "--device", "cpu"]
     assert main([*words, "--stop-after", "1"]) == 0
@@ -128,8 +131,48 @@ def test_the_command_chooses_trains_and_compares(
     again = capsys.readouterr().err
     assert "goes on with the size that was chosen then" in again
     assert "pilot" not in again
+    assert main([*words, "seed=3"]) == 2
+    assert "was begun with changes" in capsys.readouterr().err
     assert "validation loss: predicted 3.000" in again
     assert "reached" in again
+
+
+def test_pilots_survive_a_stop(base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure("own", base)
+    bundle = TokenizerBundle.load(config.tokenizers)
+    chooser, trained = Chooser(config, bundle.vocabulary, FIT), []
+    monkeypatch.setattr(choose, "_MIN_PILOT_STEPS", 1)
+
+    def run(config: RunConfig, *_: object) -> Outcome:
+        if len(trained) == 2:
+            trained.append("stopped")
+            raise KeyboardInterrupt
+        trained.append(config.num_steps)
+        return Outcome({"all": 4.0 - 0.1 * len(trained)})
+
+    monkeypatch.setattr(choose, "train_in_memory", run)
+    pilots = Pilots(bundle, CPU, tmp_path / "pilots.json", lambda line: None)
+    with pytest.raises(KeyboardInterrupt):
+        pilots.run(chooser, 1e11)
+    results = pilots.run(chooser, 1e11)
+    assert [loss for _, _, loss in results] == pytest.approx([3.9, 3.8, 3.6])
+    assert len(trained) == 4, "two before the stop, the stop, and the last one"
+
+
+def test_a_run_of_another_kind_is_not_taken_over(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert main(["train", "own", *base, "--budget", "1e9", "--out", str(tmp_path / "run")]) == 2
+    assert "holds a run whose size was not chosen by --hours or --budget" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
+
+
+def test_the_largest_model_of_the_family_is_said(base: list[str]) -> None:
+    config = configure("own", base)
+    vocabulary = TokenizerBundle.load(config.tokenizers).vocabulary
+    choice = Chooser(config, vocabulary, FIT).choose(1e22)
+    assert any("largest model of the family" in line for line in describe(choice, vocabulary))
 
 
 def test_many_repeats_are_said(base: list[str]) -> None:
@@ -148,6 +191,7 @@ def test_many_repeats_are_said(base: list[str]) -> None:
         (["--hours", "1", "model.width=64"], "model.width follows from --hours or --budget"),
         (["--hours", "1", "--nproc", "2"], "--hours measures one process"),
         (["--budget", "1e9", "loader.held_out=0"], "the size is chosen by validation losses"),
+        (["--budget", "1e9", "init_from=scenes"], "a saved model has a size"),
         (["--budget", "1"], "less than one training step of the smallest model"),
         (["--budget", "1e9", "--law", "nowhere.json"], "there is no file nowhere.json"),
     ],

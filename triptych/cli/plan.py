@@ -81,13 +81,13 @@ def _run(args: argparse.Namespace) -> None:
 
     from triptych.model.flops import count_parameters
     from triptych.model.transformer import Transformer, tagged_parameters
-    from triptych.recipes import recipe
+    from triptych.recipes import configure
     from triptych.recipes.paper import BASE_BATCH, BASE_STEPS
     from triptych.tokenizers.bundle import PAPER_TOKENIZERS, vocabulary_of
     from triptych.transfer.explain import explain
     from triptych.utils.config import override
 
-    config = override(recipe(args.recipe), args.changes)
+    config = configure(args.recipe, args.changes)
     vocabulary = vocabulary_of(config.tokenizers)
     transfer = config.resolved
     with torch.device("meta"):

@@ -6,21 +6,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from triptych.errors import UserError
+from triptych.errors import CheckpointError, UserError
 
 if TYPE_CHECKING:
     from triptych.training.config import RunConfig
 
-CHOICE = "choice.json"
+CHOICE, _BUDGET, _PILOTS = "choice.json", "budget.json", "pilots.json"
 
 
 def train_for(args: argparse.Namespace, source: "str | RunConfig", changes: list[str]) -> None:
     from triptych.recipes import OWN
     from triptych.scaling.grid import SET_BY_GRID
     from triptych.training.run import train
-    from triptych.training.setup import read_run_config
 
     if source != OWN:
         raise UserError("--hours and --budget are for the recipe own: `triptych train own data=FOLDER --hours 2`.")
@@ -28,34 +27,66 @@ def train_for(args: argparse.Namespace, source: "str | RunConfig", changes: list
         raise UserError("give --hours or --budget, not both.")
     if args.nproc is not None:
         raise UserError("--hours measures one process; choose with it first, then `--resume RUN --nproc N`.")
-    for change in changes:
-        if change.partition("=")[0] in SET_BY_GRID:
-            raise UserError(f"{change.partition('=')[0]} follows from --hours or --budget and cannot be changed.")
+    for key in (change.partition("=")[0] for change in changes):
+        if key in SET_BY_GRID:
+            raise UserError(f"{key} follows from --hours or --budget and cannot be changed.")
+        if key == "init_from":
+            raise UserError("a saved model has a size: leave out --hours and --budget with init_from.")
     out = args.out or Path("runs") / OWN
+    asked = {"hours": args.hours, "budget": args.budget, "law": None if args.law is None else str(args.law)}
+    asked["changes"] = list(changes)
 
     def say(line: str) -> None:
         if not args.quiet:
             print(line, file=sys.stderr)
 
-    if (out / CHOICE).exists():
-        say(f"{out} was begun: it goes on with the size that was chosen then")
-        config = read_run_config(out) if (out / "records.jsonl").exists() else None
-    else:
-        config = None
+    config = _chosen_before(out, asked)
     if config is None:
-        config = _choose(args, changes, out, say)
+        config = _choose(args, changes, out, asked, say)
+    else:
+        say(f"{out} was begun: it goes on with the size that was chosen then")
     train(config, out=out, device=args.device, stop_after=args.stop_after, force=args.force, quiet=args.quiet)
     _compare(out, say)
 
 
-def _choose(args: argparse.Namespace, changes: list[str], out: Path, say: Callable[[str], None]) -> "RunConfig":
+def _chosen_before(out: Path, asked: dict[str, Any]) -> "RunConfig | None":
+    """The configuration of a choice in this folder; an error if another run is in it."""
+    from triptych.training.config import RunConfig
+    from triptych.utils.config import from_json
+
+    path = out / CHOICE
+    if not path.exists():
+        if (out / "records.jsonl").exists() or (out / "checkpoints").exists():
+            raise UserError(f"{out} holds a run whose size was not chosen by --hours or --budget: use another --out.")
+        return None
+    try:
+        content = json.loads(path.read_text())
+        before = content["asked"]
+        if before != asked:
+            key = next(key for key in asked if before.get(key) != asked[key])
+            raise UserError(
+                f"{out} was begun with {key} {before.get(key)!r}, not {asked[key]!r}: `triptych train --resume {out}` "
+                "continues it; for another size use another --out."
+            )
+        return from_json(RunConfig, content["config"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise CheckpointError(f"{path} is not a choice of this version ({error!r}).") from error
+
+
+def _choose(
+    args: argparse.Namespace, changes: list[str], out: Path, asked: dict[str, Any], say: Callable[[str], None]
+) -> "RunConfig":
     import torch
 
     from triptych.recipes import OWN, configure
-    from triptych.scaling.choose import Chooser, describe
+    from triptych.scaling.choose import Chooser, Pilots, describe
     from triptych.scaling.fit_file import read_fit
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.training.setup import need_data
+    from triptych.utils.config import to_json
+    from triptych.utils.device import resolve_device
     from triptych.utils.files import write_atomically
 
     base = configure(OWN, changes)
@@ -64,24 +95,35 @@ def _choose(args: argparse.Namespace, changes: list[str], out: Path, say: Callab
         raise UserError("the size is chosen by validation losses: leave out loader.held_out=0, or add validation_data.")
     if base.threads is not None:
         torch.set_num_threads(base.threads)
+    device = resolve_device(args.device)
     bundle = TokenizerBundle.load(base.tokenizers)
     chooser = Chooser(base, bundle.vocabulary, None if args.law is None else read_fit(args.law))
-    budget = args.budget
+    out.mkdir(parents=True, exist_ok=True)
+    budget, measured = args.budget, out / _BUDGET
+    if budget is None and measured.exists():
+        saved = json.loads(measured.read_text())
+        budget = saved["budget"] if saved["asked"] == asked else None
     if budget is None:
-        budget = chooser.budget_of_hours(args.hours, bundle, say)
-    choice = chooser.choose(budget, bundle, say)
+        budget = chooser.budget_of_hours(args.hours, bundle, device, say)
+        write_atomically(measured, (json.dumps({"budget": budget, "asked": asked}) + "\n").encode())
+    choice = chooser.choose(budget, Pilots(bundle, device, out / _PILOTS, say))
     for line in describe(choice, bundle.vocabulary):
         say(line)
-    config = choice.config
+    config = _with_intervals(choice.config, {change.partition("=")[0] for change in changes})
+    content = {**choice.as_json, "asked": asked, "config": to_json(config)}
+    write_atomically(out / CHOICE, (json.dumps(content, indent=2) + "\n").encode())
+    return config
+
+
+def _with_intervals(config: "RunConfig", given: set[str]) -> "RunConfig":
+    """Validation, saving and the moving average by the length of the run, where they are not given."""
     every = max(1, config.num_steps // 8)
-    config = replace(
-        config,
-        ema_decay=min(0.999, 1 - 10 / max(20, config.num_steps)),
-        validation=replace(config.validation, every=every),
-        save_every=min(config.save_every, every),
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / CHOICE, (json.dumps(choice.as_json, indent=2) + "\n").encode())
+    if "ema_decay" not in given:
+        config = replace(config, ema_decay=min(0.999, 1 - 10 / max(20, config.num_steps)))
+    if "validation.every" not in given:
+        config = replace(config, validation=replace(config.validation, every=every))
+    if "save_every" not in given:
+        config = replace(config, save_every=min(config.save_every, every))
     return config
 
 

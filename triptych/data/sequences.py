@@ -28,7 +28,6 @@ from triptych.vocab import Modality, Task
 
 BLOCK = 1024  # documents are shuffled within blocks of this many neighbours
 PAIR_SPECIALS = 5  # TASK, BOS and EOS of the media, BOS and EOS of the text
-MAX_HELD_OUT = 2_000  # sequences of a dataset
 _CACHED_BLOCKS = 256
 _CACHED_SHARDS = 64
 
@@ -276,9 +275,13 @@ class Pairs:
         return np.minimum(lengths + PAIR_SPECIALS - 2, self._seq_len)
 
     def content_keys(self) -> np.ndarray:
-        """uint64 [n]: equal for equal samples."""
-        shards = range(len(self.dataset.manifest.shards))
-        return np.concatenate([np.zeros(0, np.uint64), *(self.dataset.shard(n).checksums for n in shards)])
+        """uint64 [n]: equal for equal samples, and for the views of one image, which are neighbours."""
+        views = max(1, int(self.dataset.manifest.settings.get("views", 1)))
+        keys = [np.zeros(0, np.uint64)]
+        for number in range(len(self.dataset.manifest.shards)):
+            checksums = self.dataset.shard(number).checksums
+            keys.append(checksums[np.arange(len(checksums)) // views * views].astype(np.uint64))
+        return np.concatenate(keys)
 
     def _fills(
         self, media: np.ndarray, text: np.ndarray, indices: np.ndarray, epochs: np.ndarray
@@ -313,33 +316,45 @@ class Pairs:
 
 
 class Subset:
-    """Some sequences of a source, in its order."""
+    """The sequences of a source that are held out, or all others, in its order."""
 
-    def __init__(self, source: SequenceSource, numbers: np.ndarray):
-        self.source, self.task, self._numbers = source, source.task, numbers
+    def __init__(self, source: SequenceSource, held: np.ndarray, *, held_out: bool):
+        """`held` are the numbers of the sequences that are held out, ascending."""
+        self.source, self.task, self._held, self._held_out = source, source.task, held, held_out
+        self._length = len(held) if held_out else len(source) - len(held)
+        self._others_before = held - np.arange(len(held))
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return self._length
+
+    def numbers(self, indices: np.ndarray) -> np.ndarray:
+        """Numbers in the source; those that are not held out are counted around the others, to save memory."""
+        if self._held_out:
+            return self._held[indices]
+        return indices + np.searchsorted(self._others_before, indices, side="right")
 
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
-        return self.source.lengths(self._numbers[indices], epochs)
+        return self.source.lengths(self.numbers(indices), epochs)
 
     def write(self, index: int, epoch: int, out: np.ndarray) -> None:
-        self.source.write(int(self._numbers[index]), epoch, out)
+        self.source.write(int(self.numbers(np.array([index]))[0]), epoch, out)
 
 
 def split_by_content(source: Documents | Pairs, share: float, *, held_out: bool) -> Subset:
-    """The sequences that are held out, or all others. Equal sequences are on the same side, in every run."""
+    """The sequences that are held out, or all others.
+
+    Equal sequences, and views of one image, are on the same side, in every dataset and every run. At least one is held
+    out.
+    """
     keys = random_bits(DataStream.HELD_OUT, source.content_keys())
-    count = min(MAX_HELD_OUT, max(1, round(share * len(keys))))
-    limit = np.partition(keys, count - 1)[count - 1] if len(keys) else 0
-    numbers = np.flatnonzero((keys <= limit) == held_out)
-    if not len(numbers):
+    limit = max(share * 2.0**64, float(keys.min(initial=2**64 - 1)))
+    subset = Subset(source, np.flatnonzero(keys <= limit), held_out=held_out)
+    if not 0 < len(subset) < max(2, len(keys)):
         raise DataError(
             f"{source.dataset.folder} has {len(np.unique(keys))} different sequences, too few to hold some out for "
             "validation. Add data, or set loader.held_out=0."
         )
-    return Subset(source, numbers)
+    return subset
 
 
 def _text_specials(dataset: TokenDataset) -> tuple[int, int, int]:

@@ -306,10 +306,25 @@ def find_dataset_folders(folders: Sequence[str]) -> tuple[str, ...]:
     """The folders of datasets; for a folder that is none, those of the datasets below it, if there are any."""
     found: list[str] = []
     for folder in folders:
-        is_dataset = (Path(folder) / MANIFEST).exists()
-        below = [] if is_dataset else sorted(str(path.parent) for path in Path(folder).rglob(MANIFEST))
-        found += below or [folder]
-    return tuple(found)
+        if (Path(folder) / MANIFEST).exists():
+            found.append(folder)
+            continue
+        below = sorted(path.parent for path in Path(folder).rglob(MANIFEST) if _is_manifest(path))
+        for plan in sorted(Path(folder).rglob("plan.json")):
+            if not (plan.parent / MANIFEST).exists() and (plan.parent / "journal.jsonl").exists():
+                raise DataError(
+                    f"{plan.parent} is not a finished dataset; run its `triptych tokenize` command again, or delete it."
+                )
+        found += map(str, below) if below else [folder]
+    return tuple(dict.fromkeys(found))
+
+
+def _is_manifest(path: Path) -> bool:
+    """Whether this is the manifest of a dataset; checkpoints have files of the same name."""
+    try:
+        return json.loads(path.read_text()).get("format") == "triptych-shards"
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _map_arrays(path: Path) -> dict[str, np.ndarray]:

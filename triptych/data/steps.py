@@ -44,7 +44,7 @@ class LoaderConfig:
     """Variable-length training: some texts and audio clips are filled up with EOS (see `data.sequences`)."""
     held_out: float = 0.0
     """Share of the sequences of every dataset, chosen by a hash of their content, that is never trained on; without
-    validation_data, it is validated on. At most 2,000 sequences. Needs document_attention for text."""
+    validation_data, it is validated on. Needs document_attention for text."""
     seed: int = 0
     """Seed of shuffling, text windows and EOS fill."""
     num_workers: int = 0

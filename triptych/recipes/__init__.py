@@ -45,7 +45,9 @@ def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
         base = _from_file(Path(name))
     elif name == OWN:
         given = dict(change.partition("=")[::2] for change in changes)
-        base = own(find_dataset_folders([name for name in given.get("data", "").split(",") if name]))
+        held_apart = find_dataset_folders(_listed(given.get("validation_data", "")))
+        folders = _without(find_dataset_folders(_listed(given.get("data", ""))), held_apart)
+        base = own(folders, given.get("tokenizers"), given.get("loader.seq_len"))
         if given.get("init_from", "none") != "none":
             base = fine_tuned(base, given["init_from"])
     else:
@@ -53,11 +55,18 @@ def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
     config = override(base, changes)
     if name == OWN and config.validation_data and not any(change.startswith("loader.held_out=") for change in changes):
         config = replace(config, loader=replace(config.loader, held_out=0.0))
-    return replace(
-        config,
-        data=find_dataset_folders(config.data),
-        validation_data=find_dataset_folders(config.validation_data),
-    )
+    validation = find_dataset_folders(config.validation_data)
+    return replace(config, data=_without(find_dataset_folders(config.data), validation), validation_data=validation)
+
+
+def _listed(text: str) -> list[str]:
+    return [] if text.lower() == "none" else [name for name in text.split(",") if name]
+
+
+def _without(folders: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """A folder of data may hold a folder of validation data, which is not trained on."""
+    resolved = {Path(other).resolve() for other in others}
+    return tuple(folder for folder in folders if Path(folder).resolve() not in resolved)
 
 
 def _from_file(path: Path) -> RunConfig:
@@ -72,7 +81,12 @@ def _from_file(path: Path) -> RunConfig:
     except Exception as error:
         raise UserError(f"{path} cannot be run ({type(error).__name__}: {error}).") from error
     function = getattr(module, "recipe", None)
-    config = function() if callable(function) else None
+    try:
+        config = function() if callable(function) else None
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"recipe() of {path} failed ({type(error).__name__}: {error}).") from error
     if not isinstance(config, RunConfig):
         raise UserError(f"{path} must define recipe(), which returns a RunConfig (docs/configuration.md).")
     return config

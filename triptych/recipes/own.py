@@ -22,13 +22,13 @@ from triptych.hub.format import Limits, read_config
 from triptych.hub.source import BUILTIN_MODELS, check_source, is_run
 from triptych.model.transformer import ModelConfig
 from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, transfer_from_proxy
-from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
 from triptych.training.config import OptimizerConfig, PromptConfig, RunConfig, ValidationConfig
 from triptych.transfer.groups import TransferConfig
 from triptych.vocab import Modality, Task
 
-MAX_SEQ_LEN = 1024  # longer texts are cut into pieces; longer clips need loader.seq_len
-_TEXT_PIECE = 256  # of text without images or audio, in tokens
+MAX_SEQ_LEN = 2048  # unless loader.seq_len is given; 30 s of audio with two codebooks have 1,500 tokens
+_TEXT_PIECE = 256  # tokens of a long text that attend to each other, where media do not need longer sequences
 _PROXY_TOKENS = 35  # mean tokens of a sequence of the proxy
 _EXAMPLES, _EXAMPLE_LENGTH = 4, 200
 _COMMON = 99.5  # percentile of lengths that open ends reach
@@ -40,62 +40,67 @@ class Lengths:
 
     tasks: tuple[Task, ...]
     seq_len: int
-    """Positions of the longest sequence."""
+    """Positions of a sequence: all media fit, and nearly all texts of pairs; longer texts are cut."""
     text: int
-    """Tokens that nearly all texts fit into; 0 if all are cut."""
+    """Tokens that nearly all texts of pairs fit into, EOS included; 0 without pairs."""
     audio: int
-    """Tokens that nearly all clips fit into; 0 without audio."""
+    """The same for audio clips."""
     mean: float
     """Mean tokens of a sequence, tasks weighted equally."""
 
 
-def measure(datasets: Sequence[TokenDataset]) -> Lengths:
-    """The lengths of all samples, from the shards' offsets; no token is read."""
-    texts: list[np.ndarray] = []
-    clips: list[np.ndarray] = []
-    means: dict[Task, list[np.ndarray]] = {}
-    longest = 0
+def measure(datasets: Sequence[TokenDataset], seq_len: int | None = None) -> Lengths:
+    """The lengths of all samples, from the shards' offsets; no token is read. `seq_len` is chosen unless given."""
+    media: dict[Task, list[np.ndarray]] = {}
+    texts: dict[Task, list[np.ndarray]] = {}
     for dataset in datasets:
-        shards = [dataset.shard(number) for number in range(len(dataset.manifest.shards))]
-        media = np.concatenate([shard.splits for shard in shards])
-        text = dataset.lengths - media
-        if dataset.task == Task.TEXT:
-            longest = max(longest, min(_TEXT_PIECE, int(text.max(initial=0)) + 3))
-            means.setdefault(dataset.task, []).append(np.minimum(text + 3, _TEXT_PIECE))
-        else:
-            needed = media + text + PAIR_SPECIALS
-            longest = max(longest, int(media.max(initial=0)) + PAIR_SPECIALS, int(np.percentile(needed, _COMMON)))
-            means.setdefault(dataset.task, []).append(needed)
-            texts.append(text)
-        if dataset.task == Task.AUDIO_TEXT:
-            clips.append(media)
-    mean = float(np.mean([np.concatenate(lengths).mean() for lengths in means.values()]))
-    return Lengths(tuple(sorted(means)), max(16, longest), _common(texts), _common(clips), mean)
+        splits = [dataset.shard(number).splits for number in range(len(dataset.manifest.shards))]
+        of_media = np.concatenate([np.zeros(0, np.int64), *splits])
+        media.setdefault(dataset.task, []).append(of_media)
+        texts.setdefault(dataset.task, []).append(dataset.lengths - of_media)
+    pairs = [task for task in texts if task.partner is not None]
+    text = max((_common(texts[task]) for task in pairs), default=0)
+    audio = _common(media[Task.AUDIO_TEXT]) if Task.AUDIO_TEXT in media else 0
+    longest = [max(int(of.max(initial=0)) for of in media[task]) + min(text, _TEXT_PIECE) for task in pairs]
+    if Task.TEXT in texts:
+        longest.append(min(_TEXT_PIECE, 3 + max(int(of.max(initial=0)) for of in texts[Task.TEXT])))
+    longest.append(audio + min(text, _TEXT_PIECE) if audio else 0)  # both ends may be open
+    chosen = seq_len or max(16, max(longest) + PAIR_SPECIALS)
+    room = chosen - PAIR_SPECIALS
+    means = [
+        np.minimum(np.concatenate(media[task]) + np.concatenate(texts[task]) + PAIR_SPECIALS, chosen).mean()
+        for task in texts
+    ]
+    return Lengths(tuple(sorted(texts)), chosen, min(text, room), min(audio, room), float(np.mean(means)))
 
 
 def _common(lengths: Sequence[np.ndarray]) -> int:
-    return int(np.percentile(np.concatenate(lengths), _COMMON)) + 2 if lengths else 0
+    return int(np.percentile(np.concatenate(lengths), _COMMON)) + 2
 
 
-def own(folders: Sequence[str]) -> RunConfig:
-    """The configuration for these datasets: a model of 4 layers and width 128 that trains in minutes on a CPU."""
+def own(folders: Sequence[str], tokenizers: str | None = None, seq_len: str | None = None) -> RunConfig:
+    """The configuration for these datasets: a model of 4 layers and width 128 that trains in minutes on a CPU.
+
+    `tokenizers` and `seq_len` are given where the data do not decide them.
+    """
     if not folders:
         raise UserError("the recipe 'own' needs your data: `triptych train own data=data/mine` (docs/your-data.md).")
     datasets = [TokenDataset(folder) for folder in folders]
-    lengths = measure(datasets)
-    if lengths.seq_len > MAX_SEQ_LEN:
+    tokenizers = tokenizers or _tokenizers(datasets)
+    given = int(seq_len) if seq_len is not None and seq_len.isdecimal() else None
+    lengths = measure(datasets, given)
+    if given is None and lengths.seq_len > MAX_SEQ_LEN:
         raise UserError(
-            f"the longest sample has {lengths.seq_len} tokens, more than the {MAX_SEQ_LEN} of the recipe 'own'. "
-            "Tokenize with a smaller --max-seconds, or fit tokenizers with a larger --factor or fewer --codebooks."
+            f"the longest sample needs {lengths.seq_len} positions, more than {MAX_SEQ_LEN}. Set loader.seq_len="
+            f"{lengths.seq_len}, or tokenize with a smaller --max-seconds, or fit tokenizers with a larger --factor or "
+            "fewer --codebooks."
         )
     pairs = [task for task in lengths.tasks if task.partner is not None]
-    ends = lengths.text + lengths.audio  # both may be filled in one sequence
-    seq_len = max(lengths.seq_len, ends + PAIR_SPECIALS if Task.AUDIO_TEXT in pairs else 0)
     return RunConfig(
         recipe="own",
-        tokenizers=_tokenizers(datasets),
+        tokenizers=tokenizers,
         data=tuple(folders),
-        prompts=PromptConfig(examples=_examples(datasets)),
+        prompts=PromptConfig(examples=_examples(datasets, tokenizers)),
         sampling_preset="scenes",
         model=ModelConfig(
             num_layers=4,
@@ -103,11 +108,11 @@ def own(folders: Sequence[str]) -> RunConfig:
             num_heads=8,
             d_ff=344,
             softmax_scope="modality",
-            max_learned_positions=min(seq_len, 512),
+            max_learned_positions=min(lengths.seq_len, 512),
             init_std=INIT_STD,
         ),
         loader=LoaderConfig(
-            seq_len=seq_len,
+            seq_len=lengths.seq_len,
             global_batch=32,
             task_weights={task.label: 1.0 for task in lengths.tasks},
             document_attention=True,
@@ -126,7 +131,9 @@ def own(folders: Sequence[str]) -> RunConfig:
             p_text_end=0.5,
         ),
         optimizer=replace(PER_MODULE_TUNED, warmup_steps=100),
-        transfer=replace(transfer_from_proxy(), base_seq_len=max(1, round(_PROXY_TOKENS * seq_len / lengths.mean))),
+        transfer=replace(
+            transfer_from_proxy(), base_seq_len=max(1, round(_PROXY_TOKENS * lengths.seq_len / lengths.mean))
+        ),
         norm="masked",
         num_steps=2000,
         ema_decay=0.995,
@@ -135,29 +142,36 @@ def own(folders: Sequence[str]) -> RunConfig:
     )
 
 
-def _examples(datasets: Sequence[TokenDataset]) -> tuple[str, ...]:
-    """A few texts of the data, which TensorBoard shows as images and speech."""
-    pairs = next((dataset for dataset in datasets if dataset.task != Task.TEXT and len(dataset)), None)
-    if pairs is None:
+def _examples(datasets: Sequence[TokenDataset], tokenizers: str) -> tuple[str, ...]:
+    """A few captions, or transcripts without images, which TensorBoard shows as images and speech."""
+    pairs = sorted((each for each in datasets if each.task != Task.TEXT and len(each)), key=lambda each: each.task)
+    bundle = TokenizerBundle.load(tokenizers)
+    if not pairs or Modality.TEXT not in bundle:
         return ()
-    bundle = TokenizerBundle.load(_tokenizers(datasets))
-    if Modality.TEXT not in bundle:
-        return ()
-    chosen = np.unique(np.linspace(0, len(pairs) - 1, _EXAMPLES).astype(int))
-    texts = bundle.text.decode([pairs[int(index)].text for index in chosen])
+    chosen = np.unique(np.linspace(0, len(pairs[0]) - 1, _EXAMPLES).astype(int))
+    texts = bundle.text.decode([pairs[0][int(index)].text for index in chosen])
     return tuple(dict.fromkeys(text for text in texts if len(text) <= _EXAMPLE_LENGTH))
 
 
 def _tokenizers(datasets: Sequence[TokenDataset]) -> str:
-    """Where the tokenizers of the data are."""
-    names = {str(dataset.manifest.settings.get("tokenizers", "")) for dataset in datasets}
-    if len(names) > 1:
-        listed = ", ".join(f"{dataset.folder} ({dataset.manifest.settings.get('tokenizers')})" for dataset in datasets)
-        raise UserError(f"the datasets were made with different tokenizers: {listed}. Tokenize them with the same.")
-    name = names.pop()
-    if not name:
-        raise UserError(f"{datasets[0].folder} does not say what tokenizers it was made with; set tokenizers=FOLDER.")
-    return name
+    """Where the tokenizers of the data are: the first recorded folder that exists, or a built-in name."""
+    known: dict[str, tuple[str, TokenDataset]] = {}
+    for dataset in datasets:
+        for part, fingerprint in dataset.manifest.tokenizers.items():
+            other, owner = known.setdefault(part, (fingerprint, dataset))
+            if other != fingerprint:
+                raise UserError(
+                    f"{owner.folder} and {dataset.folder} were made with different {part} tokenizers. Tokenize them "
+                    "with the same."
+                )
+    names = [str(dataset.manifest.settings.get("tokenizers", "")) for dataset in datasets]
+    usable = [name for name in names if name and (name in BUILTIN_TOKENIZERS or Path(name).is_dir())]
+    if not usable:
+        what = (
+            f"their tokenizers were in {names[0]!r}, which does not exist here" if names[0] else "they do not say which"
+        )
+        raise UserError(f"the tokenizers of the data are not known ({what}): set tokenizers=FOLDER.")
+    return usable[0]
 
 
 def fine_tuned(config: RunConfig, name: str) -> RunConfig:

@@ -9,6 +9,7 @@ f is the excess loss of the law; s corrects its exponents, which come from other
 R* = 15.4.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +33,8 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
 from triptych.training.step import build_model, build_optimizer, train_step
-from triptych.utils.units import human_bytes, human_duration, human_number
+from triptych.utils.files import write_atomically
+from triptych.utils.units import human_bytes, human_number
 from triptych.vocab import Vocabulary
 
 BUILT_IN_LAW = Path(__file__).parent.parent / "assets" / "laws" / "scenes.json"
@@ -86,6 +88,8 @@ class Choice:
     """None if the budget is too small for pilots."""
     pilots: list[tuple[float, float, float]]
     """N, effective D and loss of each pilot."""
+    is_largest: bool = False
+    """Whether a larger model than those of the family might be better."""
 
     @property
     def config(self) -> RunConfig:
@@ -151,35 +155,18 @@ class Chooser:
         """Tokens of a run, repeated ones discounted."""
         return sum(each.effective for each in self.epochs(point.config.num_steps * point.config.loader.global_batch))
 
-    def choose(self, budget: float, bundle: TokenizerBundle | None = None, report: Report = print) -> Choice:
-        """The run for a budget; with tokenizers, pilots predict its loss."""
+    def choose(self, budget: float, pilots: "Pilots | None" = None) -> Choice:
+        """The run for a budget; with pilots, their law predicts its loss."""
         point = self.point(budget)
-        pilots = [] if bundle is None else self._run_pilots(budget, bundle, report)
+        results = [] if pilots is None else pilots.run(self, budget)
         sequences = point.config.num_steps * point.config.loader.global_batch
-        prediction = predict(self.fit, pilots, point.N, self.effective(point))
-        return Choice(point, self.fit.name, self.epochs(sequences), prediction, pilots)
+        prediction = predict(self.fit, results, point.N, self.effective(point))
+        is_largest = point.config.model.width == self.members[-1].model.width
+        return Choice(point, self.fit.name, self.epochs(sequences), prediction, results, is_largest)
 
-    def _run_pilots(self, budget: float, bundle: TokenizerBundle, report: Report) -> list[tuple[float, float, float]]:
-        points = [self.point(share * budget) for share in _PILOTS]
-        if points[0].config.num_steps < _MIN_PILOT_STEPS:
-            report("the budget is too small for pilot runs: no loss is predicted")
-            return []
-        results = []
-        for point in points:
-            outcome = train_in_memory(point.config, bundle)
-            shape = point.config.model
-            report(
-                f"pilot run {shape.num_layers} x {shape.width}, {human_number(point.D)} tokens: "
-                f"loss {outcome.loss:.3f}, {human_duration(outcome.seconds)}"
-            )
-            if not outcome.diverged:
-                results.append((float(point.N), self.effective(point), outcome.loss))
-        return results
-
-    def flops_per_second(self, config: RunConfig, bundle: TokenizerBundle) -> float:
+    def flops_per_second(self, config: RunConfig, bundle: TokenizerBundle, device: torch.device) -> float:
         """Measured on training steps of this configuration, as the law counts FLOPs."""
-        device = torch.device("cpu")
-        model = build_model(config, bundle.vocabulary)
+        model = build_model(config, bundle.vocabulary, device)
         optimizer = build_optimizer(model, config.resolved)
         tokens, started = 0, 0.0
         with Loader(list(config.data), replace(config.loader, prefetch=0)) as loader:
@@ -192,15 +179,49 @@ class Chooser:
             seconds = time.perf_counter() - started
         return flops_per_token(config, self.vocabulary, self.lengths) * tokens / seconds
 
-    def budget_of_hours(self, hours: float, bundle: TokenizerBundle, report: Report = print) -> float:
-        """FLOPs of some hours of training on this machine, measured at the size that they are enough for."""
-        rate = self.flops_per_second(self.base, bundle)
+    def budget_of_hours(
+        self, hours: float, bundle: TokenizerBundle, device: torch.device, report: Report = print
+    ) -> float:
+        """FLOPs of some hours of training on this device, measured at the size that they are enough for."""
+        rate = self.flops_per_second(self.base, bundle, device)
         for _ in range(2):
             point = self.point(_TRAINING_SHARE * hours * 3600 * rate)
-            rate = self.flops_per_second(point.config, bundle)
+            rate = self.flops_per_second(point.config, bundle, device)
         per_token = flops_per_token(point.config, self.vocabulary, self.lengths)
-        report(f"this machine trains {rate / per_token:,.0f} tokens/s of a model of that size, {rate:.3g} FLOP/s")
+        report(f"{device} trains {rate / per_token:,.0f} tokens/s of a model of that size, {rate:.3g} FLOP/s")
         return _TRAINING_SHARE * hours * 3600 * rate
+
+
+@dataclass(frozen=True)
+class Pilots:
+    """Short runs whose losses are kept in a file, so that a stop loses at most one."""
+
+    bundle: TokenizerBundle
+    device: torch.device
+    path: Path
+    report: Report = print
+
+    def run(self, chooser: Chooser, budget: float) -> list[tuple[float, float, float]]:
+        """N, effective D and loss of a compute-optimal run for each share of the budget."""
+        points = [chooser.point(share * budget) for share in _PILOTS]
+        if points[0].config.num_steps < _MIN_PILOT_STEPS:
+            self.report("the budget is too small for pilot runs: no loss is predicted")
+            return []
+        known: dict[str, float | None] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        results = []
+        for point in points:
+            shape = point.config.model
+            if point.key not in known:
+                outcome = train_in_memory(point.config, self.bundle, self.device)
+                known[point.key] = None if outcome.diverged else outcome.loss
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.path, (json.dumps(known) + "\n").encode())
+            loss = known[point.key]
+            shown = "diverged" if loss is None else f"loss {loss:.3f}"
+            self.report(f"pilot run {shape.num_layers} x {shape.width}, {human_number(point.D)} tokens: {shown}")
+            if loss is not None:
+                results.append((float(point.N), chooser.effective(point), loss))
+        return results
 
 
 def predict(
@@ -252,6 +273,8 @@ def describe(choice: Choice, vocabulary: Vocabulary) -> list[str]:
         f"{human_number(point.D)} tokens, {point.tokens_per_parameter:.0f} per parameter; "
         f"the batch gives kappa {_kappa(config):.2f}",
     ]
+    if choice.is_largest:
+        lines.append("warning: this is the largest model of the family; a larger one may be better for this budget")
     for each in choice.epochs:
         note = ": more data would help more than more time" if each.epochs > MANY_REPEATS else ""
         lines.append(f"data: {each.name} is seen {each.epochs:.1f} times{note}")

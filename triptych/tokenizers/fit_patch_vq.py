@@ -24,10 +24,18 @@ from triptych.tokenizers.pixels import to_pixels
 Report = Callable[[str], None]
 
 
-def different_patches(images: Iterable[Image.Image], config: PatchVQConfig) -> tuple[Tensor, Tensor]:
-    """Every patch once [N, L], without its background, with a weight [N] that grows with its frequency."""
+def different_patches(
+    images: Iterable[Image.Image], config: PatchVQConfig, max_patches: int = 2**20
+) -> tuple[Tensor, Tensor]:
+    """Every patch once [N, L], without its background, with a weight [N] that grows with its frequency.
+
+    Of more than `max_patches`, a random sample.
+    """
     pixels = (torch.from_numpy(to_pixels([image])) for image in images)
     layers = torch.cat([separate(to_patches(image, config.patch))[0].half() for image in pixels])
+    if len(layers) > max_patches:
+        generator = torch.Generator().manual_seed(0)
+        layers = layers[torch.randperm(len(layers), generator=generator)[:max_patches].sort().values]
     _, first, count = np.unique(layers.numpy().view(np.uint16), axis=0, return_index=True, return_counts=True)
     return layers[torch.from_numpy(first)].float(), torch.from_numpy(np.sqrt(count).clip(max=200)).float()
 

@@ -54,7 +54,7 @@ def evaluate_elbo(
     config = loader or _one_document_per_sequence(datasets)
     validator = Validator(folders, config, sequences, draws, seed, held_out=held_out)
     terms = validator.estimate(model, device or torch.device("cpu"))
-    per_token = _bytes_per_token(datasets, bundle, seed)
+    per_token = _bytes_per_token(datasets, bundle, config, seed)
     bits = {}
     for name, value in terms.items():
         if name in per_token:
@@ -85,8 +85,10 @@ def _one_document_per_sequence(datasets: Sequence[TokenDataset]) -> LoaderConfig
     )
 
 
-def _bytes_per_token(datasets: Sequence[TokenDataset], bundle: TokenizerBundle, seed: int) -> dict[str, float]:
-    """UTF-8 bytes per token of the texts of each task, under the names of the validation terms."""
+def _bytes_per_token(
+    datasets: Sequence[TokenDataset], bundle: TokenizerBundle, config: LoaderConfig, seed: int
+) -> dict[str, float]:
+    """UTF-8 bytes per predicted token of the texts of each task, under the names of the validation terms."""
     rng = np.random.default_rng(seed)
     measured: dict[str, float] = {}
     for task in {dataset.task for dataset in datasets}:
@@ -94,7 +96,8 @@ def _bytes_per_token(datasets: Sequence[TokenDataset], bundle: TokenizerBundle, 
         for dataset in (each for each in datasets if each.task == task):
             chosen = rng.choice(len(dataset), min(_SAMPLED_TEXTS, len(dataset)), replace=False)
             texts += [dataset[int(index)].text for index in chosen]
-        tokens = sum(map(len, texts))
+        predicts_eos = config.mask_text_eos == "all" or (config.mask_text_eos == "packed" and task == Task.TEXT)
+        tokens = sum(map(len, texts)) + predicts_eos * len(texts)
         if tokens:
             size = sum(len(text.encode()) for text in bundle.text.decode(texts))
             partner = None if task.partner is None else task.partner.name.lower()

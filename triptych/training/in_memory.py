@@ -47,11 +47,14 @@ class Outcome:
         }
 
 
-def train_in_memory(config: RunConfig, bundle: TokenizerBundle) -> Outcome:
-    """Train a run from start to end on the CPU. It counts as diverged at the first number that is not finite."""
+def train_in_memory(
+    config: RunConfig,
+    bundle: TokenizerBundle,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> Outcome:
+    """Train a run from start to end. It counts as diverged at the first number that is not finite."""
     started = time.monotonic()
-    device = torch.device("cpu")
-    model = build_model(config, bundle.vocabulary)
+    model = build_model(config, bundle.vocabulary, device)
     optimizer = build_optimizer(model, config.resolved)
     losses, seen, tokens = [], [], 0
     with Loader(list(config.data), config.loader, 0, 1, start_step=0, num_steps=config.num_steps) as loader:

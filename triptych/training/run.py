@@ -135,7 +135,8 @@ def _train(
             say(f"stopped at step {state.step} of {num_steps}; {_HOW_TO_RESUME}")
         elif config.prompts.examples:
             example = shlex.quote(config.prompts.examples[0])
-            say(f"try it: triptych generate text-to-image {example} --model {folder}")
+            direction = "text-to-image" if config.loader.task_weights.get("image-text") else "text-to-speech"
+            say(f"try it: triptych generate {direction} {example} --model {folder}")
         else:
             say(f"export it: triptych export {folder} --out MODEL")
 

@@ -13,6 +13,7 @@ from triptych.model.transformer import Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.state import Run
 from triptych.utils.config import to_json
+from triptych.vocab import Modality
 
 _SECONDS = 2.0  # duration of speech, if the model has not learned to choose it
 _SCALARS = ("loss", "lr", "grad_norm", "tokens_per_second", "mfu")
@@ -54,9 +55,11 @@ class TensorBoardLogger:
             return
         limits = Limits.of_run(to_json(run.config))
         pipe = Pipeline(model, self.bundle, limits, preset=run.config.sampling_preset)
-        for prompt, image in zip(prompts, pipe.text_to_image(prompts, num_steps=16)):
-            self._writer.add_image(prompt, np.asarray(image), step, dataformats="HWC")
-        speech = pipe.text_to_speech(prompts[-1], None if limits.audio_slot else _SECONDS)
-        self._writer.add_audio(prompts[-1], torch.from_numpy(speech.samples)[None], step, speech.sample_rate)
+        if Modality.IMAGE in self.bundle:
+            for prompt, image in zip(prompts, pipe.text_to_image(prompts, num_steps=16)):
+                self._writer.add_image(prompt, np.asarray(image), step, dataformats="HWC")
+        if Modality.AUDIO in self.bundle:
+            speech = pipe.text_to_speech(prompts[-1], None if limits.audio_slot else _SECONDS)
+            self._writer.add_audio(prompts[-1], torch.from_numpy(speech.samples)[None], step, speech.sample_rate)
         model.train()
         self._writer.flush()

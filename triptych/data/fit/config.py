@@ -44,8 +44,9 @@ class FitConfig:
         for name in ("image_steps", "codebooks"):
             if getattr(self, name) < 1:
                 raise UserError(f"{_option(name)} must be at least 1, got {getattr(self, name)}.")
-        if self.audio_steps < 0:
-            raise UserError(f"--audio-steps must be 0 or more, got {self.audio_steps}.")
+        for name in ("audio_steps", "seed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{_option(name)} must be 0 or more, got {getattr(self, name)}.")
         if self.image_kind not in (None, *IMAGE_KINDS):
             raise UserError(f"unknown image kind {self.image_kind!r}.{did_you_mean(str(self.image_kind), IMAGE_KINDS)}")
         if self.factor not in (None, *FACTORS):
@@ -82,7 +83,7 @@ class Sizes:
         image, audio = (0, 0, 0), (0, 0)
         if samples.images:
             resolution = config.resolution or usual_resolution([min(image.size) for image in samples.images])
-            factor = config.factor or max(4, resolution // 8 if resolution <= 128 else 16)
+            factor = config.factor or _usual_factor(resolution)
             if resolution % factor:
                 raise UserError(f"--resolution must be a multiple of --factor {factor}, got {resolution}.")
             patches = len(samples.images) * (resolution // factor) ** 2
@@ -97,6 +98,15 @@ class Sizes:
                 )
             audio = (config.codebooks, codes)
         return cls(vocab_size=vocab_size, image=image, audio=audio)
+
+
+def _usual_factor(resolution: int) -> int:
+    """The smallest factor that gives at most 8 x 8 tokens, or 16 x 16 above 128 pixels."""
+    possible = [factor for factor in FACTORS if resolution % factor == 0]
+    if not possible:
+        raise UserError(f"--resolution must be a multiple of {FACTORS[0]}, got {resolution}.")
+    most = 8 if resolution <= 128 else 16
+    return next((factor for factor in possible if resolution // factor <= most), possible[-1])
 
 
 def usual_resolution(sides: list[int]) -> int:

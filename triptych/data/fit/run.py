@@ -19,6 +19,7 @@ from triptych.data.fit.samples import FitSamples, open_sources, read_samples
 from triptych.data.sources import ReadOptions
 from triptych.errors import UserError, did_you_mean
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.files import write_atomically
 from triptych.utils.units import human_bytes, human_duration
 from triptych.vocab import Vocabulary
 
@@ -72,8 +73,14 @@ def fit_tokenizers(
     sources = open_sources(
         config.inputs, ReadOptions(text_key=config.text_key, media_key=config.media_key, per_line=config.per_line)
     )
+    for text in config.inputs:
+        if Path(text).is_dir() and out.resolve().is_relative_to(Path(text).resolve()):
+            raise UserError(
+                f"{out} is inside the input {text}; choose a folder outside, or it would read its own output."
+            )
     plan = asdict(config) | {"input_files": [source.fingerprint() for source in sources]}
-    _adopt(out, json.loads(json.dumps(plan)), overwrite)
+    plan = json.loads(json.dumps(plan))  # equal to the plan that is read back
+    _check_folder(out, plan, overwrite)
     report("reading samples")
     samples = read_samples(sources, max_side=config.resolution or _MAX_SIDE, seed=config.seed)
     if samples.bad:
@@ -81,6 +88,7 @@ def fit_tokenizers(
             f"{len(samples.bad):,} samples cannot be read, the first is {samples.bad[0].key}: {samples.bad[0].reason}"
         )
     sizes = Sizes.choose(config, samples)
+    _adopt(out, plan, overwrite)  # nothing was changed before all mistakes are found
     parts = {"text": _fit_text, "image": _fit_image, "audio": _fit_audio}
     present = {"text": bool(samples.texts), "image": bool(samples.images), "audio": bool(samples.clips)}
     for part, fit in parts.items():
@@ -100,27 +108,30 @@ def fit_tokenizers(
     return Fitted(TokenizerBundle.load(out), sizes, samples)
 
 
+def _check_folder(out: Path, plan: dict[str, Any], overwrite: bool) -> None:
+    """Refuse a folder with other files, or with another fit unless it is to be replaced."""
+    path = out / _STATE / _PLAN
+    if path.exists() and not overwrite:
+        before = json.loads(path.read_text())
+        if changed := [key for key in plan if before.get(key) != plan[key]]:
+            key = changed[0]
+            what = f"{key} was {before.get(key)!r}, is {plan[key]!r}"
+            if key == "input_files":
+                what = "the input files have changed"
+            raise UserError(f"{out} holds tokenizers of another fit: {what}. Use --overwrite, or another folder.")
+    if not path.exists() and out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} holds other files; choose a new folder.")
+
+
 def _adopt(out: Path, plan: dict[str, Any], overwrite: bool) -> None:
-    """Prepare the folder, or check that it holds the same fit."""
+    """Prepare the folder for this fit; `overwrite` removes the one before."""
     path = out / _STATE / _PLAN
     if overwrite and path.exists():
         for part in ("text", "image", "audio", _STATE):
             shutil.rmtree(out / part, ignore_errors=True)
         (out / "vocab.json").unlink(missing_ok=True)
-    if path.exists():
-        before = json.loads(path.read_text())
-        if changed := [key for key in plan if before.get(key) != plan[key]]:
-            key = changed[0]
-            what = (
-                "the input files have changed"
-                if key == "input_files"
-                else (f"{key} was {before.get(key)!r}, is {plan[key]!r}")
-            )
-            raise UserError(f"{out} holds tokenizers of another fit: {what}. Use --overwrite, or another folder.")
-    elif out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} holds other files; choose a new folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plan, indent=2) + "\n")
+    write_atomically(path, (json.dumps(plan, indent=2) + "\n").encode())
 
 
 def _stored_size(folder: Path) -> int:
