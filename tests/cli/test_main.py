@@ -147,7 +147,7 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
     [
         (["tokenise"], "unknown command 'tokenise'. Did you mean 'tokenize'?"),
         (["frobnicate"], "unknown command 'frobnicate'. Known: "),
-        (["tokenizers"], "`triptych tokenizers` needs a second word: tokenizers make."),
+        (["tokenizers"], "`triptych tokenizers` needs a second word: tokenizers fit or tokenizers make."),
         (["data", "shw", "x"], "unknown command 'data shw'. Did you mean 'data show'?"),
         (["tokenize", "x", "--ouput", "y"], "unknown option --ouput. Did you mean '--out'"),
         (["tokenize", "x", "--out", "y", "--worker=3"], "unknown option --worker. Did you mean '--workers'?"),
@@ -286,4 +286,4 @@ def test_help_of_a_group_and_of_a_command_without_its_arguments(capsys: pytest.C
         assert main(words) == 0
         assert "scenes make" in capsys.readouterr().out
     assert main(["train"]) == 2
-    assert "required: RECIPE (see" in capsys.readouterr().err
+    assert "name a recipe, or --resume RUN" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_train_reports_progress_and_returns_the_folder(
     assert train("nano", changes, out=str(out), device="cpu") == out
     first = capsys.readouterr()
     assert first.out == ""
-    for line in ("nano: ", "step      2/2  loss ", "validation, nats per token: audio", "done: 2 steps"):
+    for line in ("nano: ", "step      2/2  loss ", "validation, nats per token: all", "done: 2 steps"):
         assert line in first.err
     assert f"try it: triptych generate text-to-image {recipe('nano').prompts.examples[0]!r} --model {out}" in first.err
     before = content(out)
@@ -229,9 +229,9 @@ COUNTS = "num_steps, log_every, save_every and keep_last_checkpoints must be at 
         (
             "nano",
             "data=nowhere",
-            "`triptych tokenize FOLDER --out data/mine`, then `triptych train nano data=data/mine`",
+            "`triptych tokenize FOLDER --out data/mine`, then `triptych train own data=data/mine`",
         ),
-        ("paper_base", None, "the recipe 'paper_base' names no data. For your own files, run `triptych tokenize "),
+        ("paper_base", None, "the recipe 'paper_base' names no data. For your own files: `triptych tokenize "),
         ("nano", "threads=-1", "threads must lie between 1 and 4096, or be none for all, got -1."),
         ("nano", "threads=0", "threads must lie between 1 and 4096, or be none for all, got 0."),
         ("nano", "threads=1e9", "threads must lie between 1 and 4096"),

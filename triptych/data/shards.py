@@ -304,10 +304,10 @@ class TokenDataset:
 
 def find_dataset_folders(folders: Sequence[str]) -> tuple[str, ...]:
     """The folders of datasets; for a folder that is none, those of the datasets below it, if there are any."""
-    found: list[str] = []
+    datasets: list[str] = []
     for folder in folders:
         if (Path(folder) / MANIFEST).exists():
-            found.append(folder)
+            datasets.append(folder)
             continue
         below = sorted(path.parent for path in Path(folder).rglob(MANIFEST) if _is_manifest(path))
         for plan in sorted(Path(folder).rglob("plan.json")):
@@ -315,8 +315,8 @@ def find_dataset_folders(folders: Sequence[str]) -> tuple[str, ...]:
                 raise DataError(
                     f"{plan.parent} is not a finished dataset; run its `triptych tokenize` command again, or delete it."
                 )
-        found += map(str, below) if below else [folder]
-    return tuple(dict.fromkeys(found))
+        datasets += map(str, below) if below else [folder]
+    return tuple(dict.fromkeys(datasets))
 
 
 def _is_manifest(path: Path) -> bool:

@@ -282,10 +282,10 @@ def describe(choice: Choice, vocabulary: Vocabulary) -> list[str]:
     disk = needs.checkpoint_bytes * (config.keep_last_checkpoints + 1)  # one more while it is written
     lines.append(f"memory: {human_bytes(needs.needed)}; disk: {human_bytes(disk)} for checkpoints")
     if choice.prediction is not None:
-        found = choice.prediction
+        predicted = choice.prediction
         lines.append(
-            f"predicted validation loss: {found.loss:.3f} nats per token, "
-            f"90 % interval {found.low:.3f} to {found.high:.3f}"
+            f"predicted validation loss: {predicted.loss:.3f} nats per token, "
+            f"90 % interval {predicted.low:.3f} to {predicted.high:.3f}"
         )
     return lines
 
