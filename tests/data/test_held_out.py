@@ -95,7 +95,7 @@ def test_a_loader_never_yields_what_is_held_out(tmp_path: Path) -> None:
                     assert batch.tokens[batch.segment_ids == number + 1].tobytes() not in held
         assert loader.fingerprint["held_out"] == 0.2
     with Loader([dataset], replace(CONFIG, held_out=0.0), num_steps=1) as loader:
-        assert "held_out" not in loader.fingerprint, "runs of earlier versions go on"
+        assert "held_out" not in loader.fingerprint, "runs of earlier versions can be resumed"
 
 
 def test_what_cannot_be_held_out_is_named(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_command_chooses_trains_and_compares(
     assert len(choice["pilots"]) == 3
     assert main(words) == 0
     again = capsys.readouterr().err
-    assert "goes on with the size that was chosen then" in again
+    assert "resuming it with the size that was chosen then" in again
     assert "pilot" not in again
     assert main([*words, "seed=3"]) == 2
     assert "was begun with changes" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def train_for(args: argparse.Namespace, source: "str | RunConfig", changes: list
     if config is None:
         config = _choose(args, changes, out, asked, say)
     else:
-        say(f"{out} was begun: it goes on with the size that was chosen then")
+        say(f"{out} was begun: resuming it with the size that was chosen then")
     train(config, out=out, device=args.device, stop_after=args.stop_after, force=args.force, quiet=args.quiet)
     _compare(out, say)
 
@@ -81,7 +81,7 @@ def _choose(
     import torch
 
     from triptych.recipes import OWN, configure
-    from triptych.scaling.choose import Chooser, Pilots, describe
+    from triptych.scaling.choose import Chooser, Pilots, describe, read_json
     from triptych.scaling.fit_file import read_fit
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.training.setup import need_data
@@ -101,8 +101,8 @@ def _choose(
     out.mkdir(parents=True, exist_ok=True)
     budget, measured = args.budget, out / _BUDGET
     if budget is None and measured.exists():
-        saved = json.loads(measured.read_text())
-        budget = saved["budget"] if saved["asked"] == asked else None
+        saved = read_json(measured)
+        budget = saved.get("budget") if saved.get("asked") == asked else None
     if budget is None:
         budget = chooser.budget_of_hours(args.hours, bundle, device, say)
         write_atomically(measured, (json.dumps({"budget": budget, "asked": asked}) + "\n").encode())

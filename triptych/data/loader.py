@@ -63,7 +63,7 @@ class Loader:
         if start_step < 0 or (num_steps is not None and num_steps < 0):
             raise UserError(f"start_step and num_steps must not be negative, got {start_step} and {num_steps}.")
         opened = [item if isinstance(item, TokenDataset) else TokenDataset(item) for item in datasets]
-        vocabulary = _common_vocabulary(opened)
+        vocabulary = common_vocabulary(opened)
         seeds = [None if one_pass else int(random_bits(config.seed, number)[0]) for number in range(len(opened))]
         sources = [_source(dataset, config, seed, held_out) for dataset, seed in zip(opened, seeds)]
         sizes = [len(source) for source in sources]
@@ -155,7 +155,7 @@ def _shares(datasets: Sequence[TokenDataset], sizes: Sequence[int], config: Load
     return source_weights(names, tasks, sizes, config.task_weights, config.dataset_weights)
 
 
-def _common_vocabulary(datasets: Sequence[TokenDataset]) -> Vocabulary:
+def common_vocabulary(datasets: Sequence[TokenDataset]) -> Vocabulary:
     """The vocabulary of all datasets, after checking that they have the same tokenizers."""
     if not datasets:
         raise UserError("a loader needs at least one dataset.")

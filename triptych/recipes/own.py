@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from triptych.data.loader import LoaderConfig
+from triptych.data.loader import LoaderConfig, common_vocabulary
 from triptych.data.sequences import PAIR_SPECIALS, OpenEnds
 from triptych.data.shards import TokenDataset
 from triptych.diffusion.corrupt import CorruptConfig
@@ -21,7 +21,7 @@ from triptych.errors import UserError
 from triptych.hub.format import Limits, read_config
 from triptych.hub.source import BUILTIN_MODELS, check_source, is_run
 from triptych.model.transformer import ModelConfig
-from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, transfer_from_proxy
+from triptych.recipes.proxy import INIT_STD, PER_MODULE_TUNED, shape_of, transfer_from_proxy
 from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
 from triptych.training.config import OptimizerConfig, PromptConfig, RunConfig, ValidationConfig
 from triptych.transfer.groups import TransferConfig
@@ -103,10 +103,7 @@ def own(folders: Sequence[str], tokenizers: str | None = None, seq_len: str | No
         prompts=PromptConfig(examples=_examples(datasets, tokenizers)),
         sampling_preset="scenes",
         model=ModelConfig(
-            num_layers=4,
-            width=128,
-            num_heads=8,
-            d_ff=344,
+            **shape_of(128),
             softmax_scope="modality",
             max_learned_positions=min(lengths.seq_len, 512),
             init_std=INIT_STD,
@@ -155,15 +152,7 @@ def _examples(datasets: Sequence[TokenDataset], tokenizers: str) -> tuple[str, .
 
 def _tokenizers(datasets: Sequence[TokenDataset]) -> str:
     """Where the tokenizers of the data are: the first recorded folder that exists, or a built-in name."""
-    known: dict[str, tuple[str, TokenDataset]] = {}
-    for dataset in datasets:
-        for part, fingerprint in dataset.manifest.tokenizers.items():
-            other, owner = known.setdefault(part, (fingerprint, dataset))
-            if other != fingerprint:
-                raise UserError(
-                    f"{owner.folder} and {dataset.folder} were made with different {part} tokenizers. Tokenize them "
-                    "with the same."
-                )
+    common_vocabulary(datasets)  # raises an error if they were made with different ones
     names = [str(dataset.manifest.settings.get("tokenizers", "")) for dataset in datasets]
     usable = [name for name in names if name and (name in BUILTIN_TOKENIZERS or Path(name).is_dir())]
     if not usable:

@@ -207,7 +207,7 @@ class Pilots:
         if points[0].config.num_steps < _MIN_PILOT_STEPS:
             self.report("the budget is too small for pilot runs: no loss is predicted")
             return []
-        known: dict[str, float | None] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        known: dict[str, float | None] = read_json(self.path)
         results = []
         for point in points:
             shape = point.config.model
@@ -222,6 +222,14 @@ class Pilots:
             if loss is not None:
                 results.append((float(point.N), chooser.effective(point), loss))
         return results
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What was kept in a file; nothing if it is missing or damaged, so that it is measured again."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def predict(
