@@ -25,7 +25,7 @@ from PIL import Image
 
 from triptych.data.shards import MANIFEST, Manifest, TokenDataset
 from triptych.data.tokenize import TokenizeConfig, TokenizeFailed, build_dataset, tokenize
-from triptych.data.tokenize.workers import map_in_order, one_thread
+from triptych.utils.workers import map_in_order, one_thread
 from triptych.errors import DataError, UserError
 from triptych.tokenizers.bundle import TokenizerBundle
 
@@ -447,7 +447,7 @@ def test_a_killed_worker_is_an_error_not_a_hang(start: Callable[..., subprocess.
     os.kill(worker, signal.SIGKILL)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert "TokenizeFailed: a worker process died (exit code -9)" in errors
+    assert "WorkerDied: a worker process died (exit code -9)" in errors
 
 
 def test_errors_of_workers_are_raised(texts: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from triptych.eval.scores import Score
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes import exam_images, exam_speech, exam_unusual
 from triptych.scenes.exam_images import MIN_IMAGES_FOR_KID
-from triptych.scenes.exam_records import Progress, RecordStore, model_fingerprint
+from triptych.eval.records import Progress, RecordStore, model_fingerprint
 from triptych.scenes.exam_samples import Exam, Voices, without_input_checks, world_of
 from triptych.scenes.samples import SPLITS
 from triptych.scenes.voice_parts import fingerprint, is_stored

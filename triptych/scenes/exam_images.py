@@ -12,7 +12,7 @@ from triptych.eval.scores import Score, category_score, ratio_score
 from triptych.scenes.answer_check import answer_is_right
 from triptych.scenes.caption_check import caption_is_right
 from triptych.scenes.captions import caption
-from triptych.scenes.exam_records import Record, run_part
+from triptych.eval.records import Record, run_part
 from triptych.scenes.exam_samples import Exam, exam_scenes
 from triptych.scenes.image import draw, scene_image
 from triptych.scenes.judge import detect, matches

@@ -10,7 +10,7 @@ import numpy as np
 
 from triptych.errors import UnusualInputWarning, UserError
 from triptych.hub.pipeline import Pipeline
-from triptych.scenes.exam_records import Progress, RecordStore
+from triptych.eval.records import Progress, RecordStore
 from triptych.scenes.samples import SPLITS, scene_sample
 from triptych.scenes.speech import (
     ALWAYS_AVAILABLE,

@@ -9,7 +9,7 @@ import numpy as np
 
 from triptych.eval.audio import normalize_transcript, transcribe, wer_score
 from triptych.eval.scores import Score, ratio_score
-from triptych.scenes.exam_records import Record, run_part
+from triptych.eval.records import Record, run_part
 from triptych.scenes.exam_samples import Exam, SpokenSentence, spoken_sentence
 from triptych.scenes.speech import speakable, synthesize
 from triptych.scenes.voice_judge import comparable

@@ -19,7 +19,7 @@ from PIL import Image
 from triptych.eval.scores import Score, auroc
 from triptych.hub.input_checks import InputCheck
 from triptych.scenes.captions import caption
-from triptych.scenes.exam_records import Record, run_part
+from triptych.eval.records import Record, run_part
 from triptych.scenes.exam_samples import Exam, exam_scenes, spoken_sentence
 from triptych.scenes.image import scene_image
 from triptych.utils.media import Audio

@@ -35,7 +35,7 @@ from triptych.data.tokenize.folder import (
     write_bad,
 )
 from triptych.data.tokenize.progress import Progress
-from triptych.data.tokenize.workers import map_in_order, one_thread
+from triptych.utils.workers import map_in_order, one_thread
 from triptych.data.types import TokenSample
 from triptych.errors import DataError, UserError, did_you_mean
 from triptych.tokenizers.bundle import TokenizerBundle

@@ -16,10 +16,17 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
-from triptych.data.tokenize.config import TokenizeFailed
+from triptych.errors import UserError
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
+
+
+class WorkerDied(UserError):
+    """A worker process ended without an answer."""
+
+    exit_code = 1
+
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -125,12 +132,12 @@ class _Pool(Generic[Batch, Result]):
             results[numbers.pop(connection)] = result
         return ready
 
-    def _death_of(self, connection: Connection) -> TokenizeFailed:
+    def _death_of(self, connection: Connection) -> WorkerDied:
         process = self._processes[connection]
         process.join(5)
-        return TokenizeFailed(
-            f"a worker process died (exit code {process.exitcode}), perhaps because memory ran out. Finished shards "
-            "are kept: run the same command again to resume, with fewer --workers if it happens again."
+        return WorkerDied(
+            f"a worker process died (exit code {process.exitcode}), perhaps because memory ran out. Finished work is "
+            "kept: run the same command again to resume, with fewer processes if it happens again."
         )
 
     def close(self) -> None:

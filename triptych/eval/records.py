@@ -1,9 +1,10 @@
-"""The results of an exam so far, one record per sample, kept on disk so that a stopped exam can be resumed.
+"""The results of an evaluation so far, one record per sample, kept on disk so that a stopped one can be resumed.
 
     FOLDER/KEY/settings.json    what the records belong to; KEY is its hash
     FOLDER/KEY/PART.jsonl       one record per sample, in the order of the samples
 
-An exam with other settings, or of another model, has another KEY: records never mix. One process at a time uses a KEY.
+An evaluation with other settings, or of another model, has another KEY: records never mix. One process at a time uses a
+KEY; it may compute samples in several processes.
 """
 
 import hashlib
@@ -11,12 +12,14 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from triptych.hub.pipeline import Pipeline
 from triptych.utils.locks import FolderLock
+from triptych.utils.workers import map_in_order
 
 Progress = Callable[[str], None]
 Record = dict[str, Any]
@@ -35,7 +38,7 @@ def model_fingerprint(pipe: Pipeline) -> str:
 
 
 class RecordStore:
-    """The records of one exam, by part. Without a folder they are only in memory. `close` releases the folder."""
+    """The records of one evaluation, by part. Without a folder they are only in memory. `close` releases the folder."""
 
     def __init__(self, folder: Path | None = None, settings: Mapping[str, Any] | None = None):
         self.folder: Path | None = None
@@ -66,7 +69,7 @@ class RecordStore:
         return sum(record["seconds"] for records in self.parts.values() for record in records)
 
     def remove(self) -> None:
-        """Remove the parts of a finished exam from the disk; those that it did not use stay."""
+        """Remove the parts of a finished evaluation from the disk; those that it did not use stay."""
         if self.folder is None:
             return
         for part in self.parts:
@@ -100,27 +103,64 @@ def _read(path: Path) -> list[Record]:
     return records
 
 
+Compute = Callable[[range], Sequence[Record]]
+
+
 def run_part(
     records: RecordStore,
     part: str,
     n: int,
-    compute: Callable[[range], Sequence[Record]],
+    compute: Compute,
     progress: Progress,
     describe: Callable[[Sequence[Record]], str] = lambda records: "",
 ) -> list[Record]:
     """Compute the records that are missing, in batches; `describe` adds a result to the lines of progress."""
+    return run_part_in_processes(records, part, n, lambda: compute, progress, describe)
+
+
+def run_part_in_processes(
+    records: RecordStore,
+    part: str,
+    n: int,
+    build: Callable[[], Compute],
+    progress: Progress,
+    describe: Callable[[Sequence[Record]], str] = lambda records: "",
+    *,
+    nproc: int = 1,
+) -> list[Record]:
+    """`run_part` with `nproc` processes. Each calls `build`, which must be picklable then, and loads its own model.
+
+    Records are stored in the order of the samples, so any number of processes gives the same file.
+    """
     known = records.of(part)
     if known:
         progress(f"  {part}: {len(known)} of {n} kept from an earlier run")
     printed = time.monotonic()
-    while len(known) < n:
-        batch = range(len(known), min(len(known) + BATCH, n))
-        started = time.monotonic()
-        new = [dict(record) for record in compute(batch)]
-        assert len(new) == len(batch)
-        share = (time.monotonic() - started) / len(batch)
-        records.add(part, [{**record, "seconds": round(share, 4)} for record in new])
-        if time.monotonic() - printed > _LINE_SECONDS or len(known) == n:
-            progress(f"  {part}: {len(known)} of {n}{describe(known)}")
-            printed = time.monotonic()
+    batches = [range(start, min(start + BATCH, n)) for start in range(len(known), n, BATCH)]
+    workers = 0 if nproc == 1 else min(nproc, len(batches))
+    with closing(map_in_order(_Timed(build), batches, workers)) as results:
+        for batch, (new, seconds) in zip(batches, results):
+            assert len(new) == len(batch)
+            share = round(seconds / len(batch), 4)
+            records.add(part, [{**record, "seconds": share} for record in new])
+            if time.monotonic() - printed > _LINE_SECONDS or len(known) == n:
+                progress(f"  {part}: {len(known)} of {n}{describe(known)}")
+                printed = time.monotonic()
     return known
+
+
+class _Timed:
+    """Builds a function that also returns its seconds. Picklable if `build` is."""
+
+    def __init__(self, build: Callable[[], Compute]):
+        self.build = build
+
+    def __call__(self) -> Callable[[range], tuple[list[Record], float]]:
+        compute = self.build()
+
+        def timed(batch: range) -> tuple[list[Record], float]:
+            started = time.monotonic()
+            new = [dict(record) for record in compute(batch)]
+            return new, time.monotonic() - started
+
+        return timed
