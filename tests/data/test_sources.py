@@ -73,7 +73,7 @@ def test_text_key_chooses_the_column(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "no", "body": "yes"}, {"text": "no"}])
     good, bad = read(path, options=ReadOptions(text_key="body"))
     assert good == RawSample(f"{path}:1", "yes")
-    assert bad == BadSample(f"{path}:2", "no text: looked for a string under body")
+    assert bad == BadSample(f"{path}:2", "no text: looked for a string under 'body'")
 
 
 def test_bad_lines_are_marked_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -232,7 +232,9 @@ def test_webdataset_of_images(tmp_path: Path, suffix: str) -> None:
         RawSample(f"{path}:d/0001", "first", b"JPG"),
         RawSample(f"{path}:d/0002", "second", b"WEBP"),
         BadSample(
-            f"{path}:e/0003", "no text: looked for a string under text, caption, transcript, transcription, sentence"
+            f"{path}:e/0003",
+            "no text: looked for one of text, caption, transcript, transcription, sentence, or prompt and response, "
+            "question and answer, instruction and output",
         ),
         BadSample(f"{path}:e/0004", "no image: the row has 'text'"),
         RawSample(f"{path}:e/0006", "last", b"LAST"),

@@ -25,9 +25,9 @@ from PIL import Image
 
 from triptych.data.shards import MANIFEST, Manifest, TokenDataset
 from triptych.data.tokenize import TokenizeConfig, TokenizeFailed, build_dataset, tokenize
-from triptych.utils.workers import map_in_order, one_thread
 from triptych.errors import DataError, UserError
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.workers import map_in_order, one_thread
 
 TEXT = data_fakes.Bytes()
 

@@ -11,7 +11,9 @@ from safetensors.numpy import load_file
 from train_fakes import events, random_pairs, run_it, tiny_run, write_set
 
 from triptych.cli.main import main
+from triptych.data.loader import Loader
 from triptych.data.shards import Manifest
+from triptych.data.tokenize import tokenize
 from triptych.errors import UserError
 from triptych.hub.export import model_of_run
 from triptych.hub.format import write_model
@@ -245,3 +247,53 @@ def test_fine_tuning_a_run_is_refused(mine: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match="is a run; export it first"):
         configure("own", [f"data={mine}", f"init_from={tmp_path / 'run'}"])
+
+
+# -- prompts, responses and replay ------------------------------------------------------------------------------------
+
+
+def test_responses_without_media_have_an_open_end(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"is {n} odd?", "response": "yes"}) + "\n" for n in range(30)))
+    tokenize(rows, tmp_path / "set", progress=False)
+    config = configure("own", [f"data={tmp_path / 'set'}"])
+    longest = Manifest.load(tmp_path / "set").longest_prompted
+    assert config.loader.open_ends.probability > 0
+    assert longest < config.loader.open_ends.text <= config.loader.seq_len - 5
+    assert config.corrupt.p_one_sided == 0
+    run_it(replace(config, num_steps=2, threads=1), tmp_path / "run")
+    assert events(tmp_path / "run", "step")[-1]["step"] == 2
+
+
+def test_replay_mixes_older_data_in_by_share(mine: Path, world: Path, tmp_path: Path) -> None:
+    for number, count in enumerate((10, 30)):
+        write_set(tmp_path / f"new{number}", Task.IMAGE_TEXT, random_pairs(Task.IMAGE_TEXT, count, 5))
+        say_tokenizers(tmp_path / f"new{number}", str(world / "tokenizers"))
+    config = configure(
+        "own",
+        [
+            f"data={tmp_path / 'new0'},{tmp_path / 'new1'}",
+            f"replay={mine / 'image-text'},{mine / 'text'}",
+            "replay_share=0.4",
+            "loader.held_out=0",
+        ],
+    )
+    with Loader(config.data, replace(config.loader, prefetch=0)) as loader:
+        sources, _ = loader.builder.survey(20_000)
+    shares = np.bincount(sources, minlength=4) / 20_000
+    assert shares == pytest.approx([0.15, 0.45, 0.2, 0.2], abs=0.002)
+    assert [Path(folder).name for folder in config.data] == ["new0", "new1", "image-text", "text"]
+
+
+def test_wrong_replay_is_one_line(mine: Path) -> None:
+    data = f"data={mine / 'text'}"
+    for change, message in (
+        ("replay_share=0.4", "needs older data"),
+        (f"replay={mine / 'text'}", "is in data and in replay"),
+        (f"replay={mine / 'nothing'}", "not a finished dataset|no such folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            configure("own", [data, change])
+    for share in ("0", "1", "2", "x", "nan"):
+        with pytest.raises(UserError, match="between 0 and 1"):
+            configure("own", [data, f"replay={mine / 'image-text'}", f"replay_share={share}"])

@@ -11,6 +11,7 @@ Turn text, captioned images or transcribed speech into a dataset of token shards
 examples:
   text      triptych tokenize books/*.jsonl.zst --out data/books
             triptych tokenize notes.txt --per-line --out data/notes
+  questions triptych tokenize questions.jsonl --out data/questions      rows with prompt, response, and maybe image
   images    triptych tokenize photos/ --out data/photos
             triptych tokenize "cc12m-{00000..01242}.tar" --out data/cc12m --image-transform paper --views 2
   speech    triptych tokenize LibriSpeech/train-clean-100 --out data/libri
@@ -50,6 +51,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     reading.add_argument("--format", **one_of([format.name for format in FORMATS]), help="default: detect")
     reading.add_argument("--task", **one_of([task.label for task in Task]), help="default: detect")
     reading.add_argument("--text-key", metavar="KEY", help="column or field of the text (default: text, caption, ...)")
+    reading.add_argument("--prompt-key", metavar="KEY", help="column or field of a prompt that is given, not predicted")
     reading.add_argument("--media-key", metavar="KEY", help="column or field of the image or audio, or of its path")
     reading.add_argument("--per-line", action="store_true", help="every line of a .txt file is a document")
 

@@ -72,6 +72,7 @@ written to OUT/report. After a stop, the same command resumes. To mix the result
     parser.add_argument("--audio-codes", type=positive_int, metavar="N", help="size of each audio codebook")
     parser.add_argument("--audio-steps", type=int, default=1000, metavar="N", help="default: %(default)s")
     parser.add_argument("--text-key", metavar="KEY", help="column or field of the text")
+    parser.add_argument("--prompt-key", metavar="KEY", help="column or field of a prompt before the text")
     parser.add_argument("--media-key", metavar="KEY", help="column or field of the image or audio")
     parser.add_argument("--per-line", action="store_true", help="every line of a .txt file is a document")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")

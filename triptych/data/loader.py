@@ -18,7 +18,7 @@ from typing import Any
 from triptych.data.mix import Mixture, OnePass, source_weights
 from triptych.data.prefetch import Prefetcher
 from triptych.data.sequences import Documents, PackedText, Pairs, SequenceSource, split_by_content
-from triptych.data.shards import TokenDataset
+from triptych.data.shards import TokenDataset, dataset_names
 from triptych.data.steps import LoaderConfig, Step, StepBuilder
 from triptych.errors import DataError, UserError
 from triptych.utils.config import changed_keys
@@ -151,7 +151,7 @@ def _source(dataset: TokenDataset, config: LoaderConfig, seed: int | None, held_
 
 
 def _shares(datasets: Sequence[TokenDataset], sizes: Sequence[int], config: LoaderConfig) -> list[float]:
-    names, tasks = [dataset.manifest.name for dataset in datasets], [dataset.task for dataset in datasets]
+    names, tasks = dataset_names(datasets), [dataset.task for dataset in datasets]
     return source_weights(names, tasks, sizes, config.task_weights, config.dataset_weights)
 
 

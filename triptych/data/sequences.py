@@ -27,6 +27,7 @@ from triptych.utils.rng import DataStream, random_bits
 from triptych.vocab import Modality, Task
 
 BLOCK = 1024  # documents are shuffled within blocks of this many neighbours
+DOCUMENT_SPECIALS = 3  # TASK, BOS, EOS
 PAIR_SPECIALS = 5  # TASK, BOS and EOS of the media, BOS and EOS of the text
 _CACHED_BLOCKS = 256
 _CACHED_SHARDS = 64
@@ -71,8 +72,11 @@ class SequenceSource(Protocol):
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         """int64 [n]: length of each sequence, without reading its tokens."""
 
-    def write(self, index: int, epoch: int, out: np.ndarray) -> None:
-        """Write the sequence as ids of the unified vocabulary into `out`, int32 of exactly its length."""
+    def write(self, index: int, epoch: int, out: np.ndarray) -> int:
+        """Write the sequence as ids of the unified vocabulary into `out`, int32 of exactly its length.
+
+        Returns how many of its first positions are given, never predicted: media and prompt, before a response.
+        """
 
 
 class PackedText:
@@ -90,6 +94,11 @@ class PackedText:
     task = Task.TEXT
 
     def __init__(self, dataset: TokenDataset, seq_len: int, seed: int | None, p_subsample: float = 0.0):
+        if dataset.manifest.longest_prompted:
+            raise UserError(
+                f"{dataset.folder} has prompts, which need loader.document_attention=true: packed rows are predicted "
+                "whole."
+            )
         self.dataset, self.seed, self.p_subsample = dataset, seed, p_subsample
         self._body = seq_len - 1
         self._ring_lengths = np.array([info.tokens + 2 * info.samples for info in dataset.manifest.shards], np.int64)
@@ -106,7 +115,7 @@ class PackedText:
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         return 1 + self._windows(indices, epochs)[1]
 
-    def write(self, index: int, epoch: int, out: np.ndarray) -> None:
+    def write(self, index: int, epoch: int, out: np.ndarray) -> int:
         shard, row = _locate(self._starts, index)
         # A full row starts at its first token; only windows need their random start again.
         skipped = 0 if len(out) > self._body else int(self._windows(np.array([index]), np.array([epoch]))[0][0])
@@ -115,7 +124,8 @@ class PackedText:
         for text, skip in self._documents(int(shard), epoch, int(row) * self._body + skipped):
             at += _write_document(out[at:], text, skip, bos, eos)
             if at == len(out):
-                return
+                break
+        return 0
 
     def _windows(self, indices: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The window of each row: number of tokens skipped, and number of tokens taken."""
@@ -169,6 +179,7 @@ class Documents:
     def __init__(
         self, dataset: TokenDataset, seq_len: int, seed: int | None = None, open_ends: OpenEnds = NO_OPEN_ENDS
     ):
+        _check_room_for_prompts(dataset, seq_len, DOCUMENT_SPECIALS)
         self.dataset, self._body = dataset, seq_len - 1
         self.seed, self.open_ends = seed, open_ends
         shards = range(len(dataset.manifest.shards))
@@ -195,13 +206,14 @@ class Documents:
                 lengths[mine] += np.where(stop - start == texts + 2, fill - 1, 0)
         return lengths
 
-    def write(self, index: int, epoch: int, out: np.ndarray) -> None:
+    def write(self, index: int, epoch: int, out: np.ndarray) -> int:
         shard, piece = _locate(self._starts, index)
         document, start, _ = self._find(int(shard), piece)
         out[0], bos, eos = self._specials
-        text = self.dataset.shard(int(shard))[int(document)].text
-        written = _write_document(out[1:], text, int(start), bos, eos)
+        sample = self.dataset.shard(int(shard))[int(document)]
+        written = _write_document(out[1:], sample.text, int(start), bos, eos)
         out[1 + written :] = eos
+        return 2 + sample.prompt if sample.prompt else 0  # TASK and BOS come before the prompt
 
     def content_keys(self) -> np.ndarray:
         """uint64 [n]: equal for pieces with the same number of equal documents."""
@@ -249,6 +261,7 @@ class Pairs:
         self._eos = vocabulary.eos(Modality.TEXT)
         self._media_start = np.int32(vocabulary.data_ids(partner).start)
         self._check_media_fits()
+        _check_room_for_prompts(dataset, seq_len, PAIR_SPECIALS)
 
     def _check_media_fits(self) -> None:
         for number, info in enumerate(self.dataset.manifest.shards):
@@ -270,7 +283,8 @@ class Pairs:
             opened = self.dataset.shard(shard)
             media = opened.splits[within]
             text = opened.offsets[within + 1] - opened.offsets[within] - media
-            media_fill, text_fill = self._fills(media, text, indices[mine], epochs[mine])
+            prompts = opened.prompts[within]
+            media_fill, text_fill = self._fills(media, text, prompts, indices[mine], epochs[mine])
             lengths[mine] = media + media_fill + text + text_fill
         return np.minimum(lengths + PAIR_SPECIALS - 2, self._seq_len)
 
@@ -284,9 +298,12 @@ class Pairs:
         return np.concatenate(keys)
 
     def _fills(
-        self, media: np.ndarray, text: np.ndarray, indices: np.ndarray, epochs: np.ndarray
+        self, media: np.ndarray, text: np.ndarray, prompts: np.ndarray, indices: np.ndarray, epochs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Number of EOS after the media and after the text; a sequence that would exceed seq_len is not filled."""
+        """Number of EOS after the media and after the text; a sequence that would exceed seq_len is not filled.
+
+        Media before a prompt are given, and so is their end.
+        """
         ones = np.ones_like(media)
         if self.seed is None or not self.open_ends.probability:
             return ones, ones
@@ -295,15 +312,16 @@ class Pairs:
         if self.task == Task.AUDIO_TEXT:
             chance = ends.probability * ends.audio_share
             media_fill = ends.fill(media, ends.audio, chance, self.seed, DataStream.OPEN_MEDIA, *key)
+            media_fill = np.where(prompts > 0, 1, media_fill)
         text_fill = ends.fill(text, ends.text, ends.probability, self.seed, DataStream.OPEN_TEXT, *key)
         fits = media + media_fill + text + text_fill + PAIR_SPECIALS - 2 <= self._seq_len
         return np.where(fits, media_fill, 1), np.where(fits, text_fill, 1)
 
-    def write(self, index: int, epoch: int, out: np.ndarray) -> None:
+    def write(self, index: int, epoch: int, out: np.ndarray) -> int:
         shard, within = _locate(self._starts, index)
         sample = self.dataset.shard(int(shard))[int(within)]
         media, text = sample.media, sample.text
-        media_fill, _ = self._fills(*(np.array([n]) for n in (len(media), len(text), index, epoch)))
+        media_fill, _ = self._fills(*(np.array([n]) for n in (len(media), len(text), sample.prompt, index, epoch)))
         media_end = 2 + len(media)
         text_start = media_end + int(media_fill[0]) + 1
         text_end = min(text_start + len(text), len(out) - 1)
@@ -313,6 +331,7 @@ class Pairs:
         out[text_start - 1] = self._between[1]
         out[text_start:text_end] = text[: text_end - text_start]
         out[text_end:] = self._eos
+        return text_start + sample.prompt if sample.prompt else 0
 
 
 class Subset:
@@ -336,8 +355,8 @@ class Subset:
     def lengths(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         return self.source.lengths(self.numbers(indices), epochs)
 
-    def write(self, index: int, epoch: int, out: np.ndarray) -> None:
-        self.source.write(int(self.numbers(np.array([index]))[0]), epoch, out)
+    def write(self, index: int, epoch: int, out: np.ndarray) -> int:
+        return self.source.write(int(self.numbers(np.array([index]))[0]), epoch, out)
 
 
 def split_by_content(source: Documents | Pairs, share: float, *, held_out: bool) -> Subset:
@@ -355,6 +374,15 @@ def split_by_content(source: Documents | Pairs, share: float, *, held_out: bool)
             "validation. Add data, or set loader.held_out=0."
         )
     return subset
+
+
+def _check_room_for_prompts(dataset: TokenDataset, seq_len: int, specials: int) -> None:
+    needed = dataset.manifest.longest_prompted + specials
+    if dataset.manifest.longest_prompted and needed > seq_len:
+        raise UserError(
+            f"{dataset.folder} has a prompt and response of {needed} tokens in all, and they must not be cut: set "
+            f"loader.seq_len={needed}."
+        )
 
 
 def _text_specials(dataset: TokenDataset) -> tuple[int, int, int]:

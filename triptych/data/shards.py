@@ -6,7 +6,8 @@ A dataset is a folder of one task:
     shard-00000.safetensors  tokens   uint16 or uint32 [n]  local ids, media first, then text, sample after sample
                              offsets  int64 [samples + 1]   start of each sample in `tokens`
                              splits   int32 [samples]       number of media tokens of each sample
-                             crc32    uint32 [samples]      of the sample's bytes and split; checked on every read
+                             crc32    uint32 [samples]      of the sample's bytes, split and prompt; checked on reads
+                             prompts  int32 [samples]       text tokens that are given, never predicted; only if any
 
 Samples are read through a memory map, so opening a dataset is cheap and workers share the page cache.
 """
@@ -76,6 +77,8 @@ class Manifest:
     """Program and version."""
     settings: dict = field(default_factory=dict)
     """Configuration of the run that made the dataset."""
+    longest_prompted: int = 0
+    """Most tokens of a sample with a prompt, media included: a sequence must have room for all of it. 0: no prompts."""
 
     @property
     def num_samples(self) -> int:
@@ -93,6 +96,8 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         content = {"format": "triptych-shards", "version": 1, "fingerprint": self.fingerprint, **asdict(self)}
+        if not self.longest_prompted:
+            del content["longest_prompted"]
         write_atomically(folder / MANIFEST, (json.dumps(content, indent=1) + "\n").encode())
 
     @classmethod
@@ -124,7 +129,7 @@ def _check_types(manifest: Manifest) -> None:
     """Raise TypeError or KeyError for values that only a damaged or hand-written manifest has."""
     Task[manifest.task]
     texts = [manifest.name, manifest.created_by, *(shard.file for shard in manifest.shards)]
-    counts = [manifest.bad_samples]
+    counts = [manifest.bad_samples, manifest.longest_prompted]
     counts += [n for shard in manifest.shards for n in (shard.samples, shard.tokens, shard.longest_media)]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a name is not a string")
@@ -142,22 +147,24 @@ def write_shard(path: Path, samples: Sequence[TokenSample], vocabulary: Vocabula
     offsets = np.zeros(len(records) + 1, dtype=np.int64)
     np.cumsum([len(record) for record in records], out=offsets[1:])
     splits = np.array([len(sample.media) for sample in samples], dtype=np.int32)
-    content = to_safetensors(
-        {
-            "tokens": np.concatenate(records) if records else np.zeros(0, dtype),
-            "offsets": offsets,
-            "splits": splits,
-            "crc32": np.array([_checksum(*pair) for pair in zip(records, splits)], dtype=np.uint32),
-        }
-    )
+    prompts = np.array([sample.prompt for sample in samples], dtype=np.int32)
+    checksums = [_checksum(*parts) for parts in zip(records, splits, prompts)]
+    arrays = {
+        "tokens": np.concatenate(records) if records else np.zeros(0, dtype),
+        "offsets": offsets,
+        "splits": splits,
+        "crc32": np.array(checksums, dtype=np.uint32),
+    }
+    content = to_safetensors(arrays | ({"prompts": prompts} if prompts.any() else {}))
     write_atomically(path, content)
     longest = max((len(sample.media) for sample in samples), default=0)
     return ShardInfo(path.name, hashlib.sha256(content).hexdigest(), len(records), int(offsets[-1]), longest)
 
 
-def _checksum(record: np.ndarray, split: int) -> int:
-    """CRC-32 that starts from the split instead of 0, so that it detects a changed split as well as a changed token."""
-    return zlib.crc32(record.tobytes(), int(split))
+def _checksum(record: np.ndarray, split: int, prompt: int) -> int:
+    """CRC-32 that starts from the split and the prompt instead of 0, so that it detects a change of these, too."""
+    start = int(split) if not prompt else zlib.crc32(int(prompt).to_bytes(4, "little"), int(split))
+    return zlib.crc32(record.tobytes(), start)
 
 
 class Shard:
@@ -169,14 +176,16 @@ class Shard:
         try:
             self.tokens, self.offsets = arrays["tokens"], arrays["offsets"]
             self.splits, self._crc32 = arrays["splits"], arrays["crc32"]
+            self.prompts = arrays["prompts"] if "prompts" in arrays else np.zeros(len(self.splits), np.int32)
         except KeyError as error:
             raise DataError(f"{path} is not a token shard: it has no array {error}.") from error
         lengths = np.diff(self.offsets)
         consistent = (
-            len(self.offsets) == len(self.splits) + 1 == len(self._crc32) + 1
+            len(self.offsets) == len(self.splits) + 1 == len(self._crc32) + 1 == len(self.prompts) + 1
             and self.offsets[0] == 0
             and self.offsets[-1] == len(self.tokens)
             and bool((self.splits >= 0).all() and (lengths >= self.splits).all())
+            and bool((self.prompts >= 0).all() and (lengths - self.splits >= self.prompts).all())
         )
         if not consistent:
             raise DataError(f"{path} is damaged: its offsets do not match its tokens. Tokenize again.")
@@ -196,13 +205,13 @@ class Shard:
 
     def __getitem__(self, index: int) -> TokenSample:
         start, stop = self.offsets[index], self.offsets[index + 1]
-        record, split = self.tokens[start:stop], self.splits[index]
-        if _checksum(record, split) != self._crc32[index]:
+        record, split, prompt = self.tokens[start:stop], self.splits[index], int(self.prompts[index])
+        if _checksum(record, split, prompt) != self._crc32[index]:
             raise DataError(
                 f"{self.path}: sample {index} does not match its checksum; the file was damaged after it was written. "
                 "Restore it from a copy or tokenize again."
             )
-        return TokenSample(self.task, record[:split], record[split:])
+        return TokenSample(self.task, record[:split], record[split:], prompt)
 
 
 class _OpenShards:
@@ -300,6 +309,17 @@ class TokenDataset:
             except DataError as error:
                 problems.append(str(error))
         return problems
+
+
+def dataset_names(datasets: Sequence[TokenDataset]) -> list[str]:
+    """The names that weights refer to: those of the manifests; PARENT/NAME for datasets of equal names."""
+    names = [dataset.manifest.name for dataset in datasets]
+    for depth in (2, 3, 4):
+        repeated = {name for name in names if names.count(name) > 1}
+        for number, dataset in enumerate(datasets):
+            if names[number] in repeated:
+                names[number] = "/".join(dataset.folder.resolve().parts[-depth:])
+    return names
 
 
 def find_dataset_folders(folders: Sequence[str]) -> tuple[str, ...]:

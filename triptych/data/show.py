@@ -117,6 +117,7 @@ def _facts(dataset: TokenDataset) -> Table:
         "tokens": f"{manifest.num_tokens:,}{_shares(dataset)}",
         "tokens per sample": _quantiles(lengths),
         "shards": f"{len(manifest.shards):,}",
+        **({"prompts": "yes: only responses are predicted"} if manifest.longest_prompted else {}),
         "bad samples": f"{manifest.bad_samples:,}",
         "tokenizers": ", ".join(f"{name} {value[:12]}" for name, value in manifest.tokenizers.items()),
         "vocabulary": f"{vocabulary.size:,} ids: text {vocabulary.text:,}, image {vocabulary.image:,}, "

@@ -149,21 +149,26 @@ class StepBuilder:
         shape = (placement.num_rows // self.world_size, placement.width)
         tokens = np.full(shape, self._pad, np.int32)
         positions, segment_ids, maskable = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, bool)
+        given: list[tuple[int, slice]] = []
         spans = zip(rows.tolist(), columns.tolist(), lengths[slots].tolist())
         sequences = zip(numbers.tolist(), indices.tolist(), epochs.tolist())
         for segment, ((row, column, length), (number, index, epoch)) in enumerate(zip(spans, sequences), start=1):
             here = slice(column, column + length)
             source, out = self.sources[number], tokens[row, here]
-            source.write(index, epoch, out)
+            num_given = source.write(index, epoch, out)
             positions[row, here] = self._count[:length]
             segment_ids[row, here] = segment
             maskable[row, here] = self._maskable[source.task][out]
+            if num_given:
+                given.append((row, slice(column, column + num_given)))
         if self.config.open_ends.probability:  # every EOS of a fill may be masked
             for eos in self._ends:
                 is_eos = tokens == eos
                 repeated = is_eos[:, 1:] & is_eos[:, :-1]
                 maskable[:, 1:] |= repeated
                 maskable[:, :-1] |= repeated
+        for row, before_response in given:
+            maskable[row, before_response] = False
         return Batch(
             tokens=tokens,
             positions=positions,

@@ -16,12 +16,21 @@ class RawSample:
     key: str
     """Name of the sample in messages: file, and line, row or member."""
     text: str
+    """The text, or, after a prompt, the response to it."""
     media: bytes | str | None = None
     """The bytes of an image or audio file, or its path; None for text-only samples."""
     offset_seconds: float = 0.0
     """Start of the audio clip within its file."""
     duration_seconds: float | None = None
     """Length of the audio clip; None for the rest of the file."""
+    prompt: str = ""
+    """What is given before the text and never predicted; with it, the media are given too."""
+
+    @property
+    def response(self) -> str:
+        """The text as it follows the prompt: after white space, as it will be generated."""
+        is_apart = not self.prompt or self.prompt[-1].isspace() or self.text[:1].isspace()
+        return self.text if is_apart else f" {self.text}"
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,9 @@ class TokenSample:
     task: Task
     media: np.ndarray
     text: np.ndarray
+    prompt: int = 0
+    """Number of tokens at the beginning of the text that are given and never predicted. If there are any, the media
+    are not predicted either."""
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from triptych.data.shards import find_dataset_folders
 from triptych.errors import UserError, did_you_mean
 from triptych.recipes import paper, proxy, scenes
-from triptych.recipes.own import fine_tuned, own
+from triptych.recipes.own import REPLAY, REPLAY_SHARE, fine_tuned, own, with_replay
 from triptych.training.config import RunConfig
 from triptych.utils.config import override
 from triptych.utils.legacy import RENAMED_RECIPES
@@ -45,9 +45,11 @@ def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
         base = _from_file(Path(name))
     elif name == OWN:
         given = dict(change.partition("=")[::2] for change in changes)
+        changes = [change for change in changes if change.partition("=")[0] not in (REPLAY, REPLAY_SHARE)]
+        replay = find_dataset_folders(_listed(given.get(REPLAY, "")))
         held_apart = find_dataset_folders(_listed(given.get("validation_data", "")))
         folders = _without(find_dataset_folders(_listed(given.get("data", ""))), held_apart)
-        base = own(folders, given.get("tokenizers"), given.get("loader.seq_len"))
+        base = own((*folders, *replay), given.get("tokenizers"), given.get("loader.seq_len"))
         if given.get("init_from", "none") != "none":
             base = fine_tuned(base, given["init_from"])
     else:
@@ -56,7 +58,8 @@ def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
     if name == OWN and config.validation_data and not any(change.startswith("loader.held_out=") for change in changes):
         config = replace(config, loader=replace(config.loader, held_out=0.0))
     validation = find_dataset_folders(config.validation_data)
-    return replace(config, data=_without(find_dataset_folders(config.data), validation), validation_data=validation)
+    config = replace(config, data=_without(find_dataset_folders(config.data), validation), validation_data=validation)
+    return with_replay(config, replay, given.get(REPLAY_SHARE)) if name == OWN else config
 
 
 def _listed(text: str) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from triptych.data.loader import LoaderConfig, common_vocabulary
-from triptych.data.sequences import PAIR_SPECIALS, OpenEnds
-from triptych.data.shards import TokenDataset
+from triptych.data.sequences import DOCUMENT_SPECIALS, PAIR_SPECIALS, OpenEnds
+from triptych.data.shards import TokenDataset, dataset_names
 from triptych.diffusion.corrupt import CorruptConfig
 from triptych.diffusion.schedule import Cosine, Linear
 from triptych.errors import UserError
@@ -31,6 +31,8 @@ MAX_SEQ_LEN = 2048  # unless loader.seq_len is given; 30 s of audio with two cod
 _TEXT_PIECE = 256  # tokens of a long text that attend to each other, where media do not need longer sequences
 _PROXY_TOKENS = 35  # mean tokens of a sequence of the proxy
 _EXAMPLES, _EXAMPLE_LENGTH = 4, 200
+REPLAY, REPLAY_SHARE = "replay", "replay_share"
+"""Settings of the recipe besides the fields of a `RunConfig`: see `with_replay`."""
 _COMMON = 99.5  # percentile of lengths that open ends reach
 
 
@@ -42,7 +44,7 @@ class Lengths:
     seq_len: int
     """Positions of a sequence: all media fit, and nearly all texts of pairs; longer texts are cut."""
     text: int
-    """Tokens that nearly all texts of pairs fit into, EOS included; 0 without pairs."""
+    """Tokens that nearly all texts of pairs fit into, and all responses with prompts, EOS included; 0 without any."""
     audio: int
     """The same for audio clips."""
     mean: float
@@ -59,11 +61,14 @@ def measure(datasets: Sequence[TokenDataset], seq_len: int | None = None) -> Len
         media.setdefault(dataset.task, []).append(of_media)
         texts.setdefault(dataset.task, []).append(dataset.lengths - of_media)
     pairs = [task for task in texts if task.partner is not None]
-    text = max((_common(texts[task]) for task in pairs), default=0)
+    # A response ends where the model chooses, also without media.
+    prompted = max((each.manifest.longest_prompted for each in datasets if each.task == Task.TEXT), default=0)
+    text = max([_common(texts[task]) for task in pairs] + ([prompted + 2] if prompted else [0]))
     audio = _common(media[Task.AUDIO_TEXT]) if Task.AUDIO_TEXT in media else 0
     longest = [max(int(of.max(initial=0)) for of in media[task]) + min(text, _TEXT_PIECE) for task in pairs]
     if Task.TEXT in texts:
-        longest.append(min(_TEXT_PIECE, 3 + max(int(of.max(initial=0)) for of in texts[Task.TEXT])))
+        longest.append(min(_TEXT_PIECE, max(int(of.max(initial=0)) for of in texts[Task.TEXT]) + DOCUMENT_SPECIALS))
+    longest += [dataset.manifest.longest_prompted for dataset in datasets]
     longest.append(audio + min(text, _TEXT_PIECE) if audio else 0)  # both ends may be open
     chosen = seq_len or max(16, max(longest) + PAIR_SPECIALS)
     room = chosen - PAIR_SPECIALS
@@ -116,7 +121,7 @@ def own(folders: Sequence[str], tokenizers: str | None = None, seq_len: str | No
             mask_text_eos="none",
             held_out=0.05,
             open_ends=OpenEnds(
-                probability=0.25 if pairs else 0.0, text=lengths.text, audio=lengths.audio, audio_share=0.4
+                probability=0.25 if lengths.text else 0.0, text=lengths.text, audio=lengths.audio, audio_share=0.4
             ),
         ),
         # As in the recipe `scenes`: users ask for one side of a pair, given the other.
@@ -137,6 +142,59 @@ def own(folders: Sequence[str], tokenizers: str | None = None, seq_len: str | No
         validation=ValidationConfig(every=500, sequences=128, draws=2),
         save_every=250,
     )
+
+
+def with_replay(config: RunConfig, replay: Sequence[str], share: str | None) -> RunConfig:
+    """The configuration with older data mixed in, so that a model that learns new data does not forget the old.
+
+    `share` is the part of the sequences that comes from the datasets of `replay`. Within the new and within the old
+    data, tasks keep their weights, and datasets of a task count by their sizes.
+    """
+    if not replay:
+        if share is not None:
+            raise UserError(f"{REPLAY_SHARE} needs older data: {REPLAY}=FOLDER.")
+        return config
+    part = _share_of(share)
+    if twice := set(map(_resolved, replay)) & set(map(_resolved, config.data)):
+        raise UserError(f"{sorted(twice)[0]} is in data and in {REPLAY}; leave it out of one of them.")
+    folders = (*config.data, *replay)
+    datasets = [TokenDataset(folder) for folder in folders]
+    if config.loader.dataset_weights:
+        raise UserError(f"{REPLAY} sets loader.dataset_weights; leave them out.")
+    weights = np.zeros(len(datasets))
+    for members, total in ((range(len(config.data)), 1 - part), (range(len(config.data), len(folders)), part)):
+        tasks = {datasets[member].task for member in members}
+        by_task = {task: config.loader.task_weights.get(task.label, 0.0) for task in tasks}
+        if not sum(by_task.values()):
+            raise UserError(f"no task of {', '.join(folders[member] for member in members)} has a weight.")
+        for member in members:
+            task = datasets[member].task
+            size = sum(len(datasets[other]) for other in members if datasets[other].task == task)
+            weights[member] = total * by_task[task] / sum(by_task.values()) * len(datasets[member]) / max(1, size)
+    task_weights = {
+        task.label: float(sum(weight for weight, dataset in zip(weights, datasets) if dataset.task == task))
+        for task in sorted({dataset.task for dataset in datasets})
+    }
+    named = dict(zip(dataset_names(datasets), map(float, weights)))
+    return replace(
+        config,
+        data=folders,
+        loader=replace(config.loader, task_weights=task_weights, dataset_weights=named),
+    )
+
+
+def _share_of(text: str | None) -> float:
+    try:
+        share = 0.2 if text is None else float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UserError(f"{REPLAY_SHARE} must be a number between 0 and 1, got {text!r}.")
+    return share
+
+
+def _resolved(folder: str) -> str:
+    return str(Path(folder).resolve())
 
 
 def _examples(datasets: Sequence[TokenDataset], tokenizers: str) -> tuple[str, ...]:

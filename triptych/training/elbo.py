@@ -95,7 +95,8 @@ def _bytes_per_token(
         texts = []
         for dataset in (each for each in datasets if each.task == task):
             chosen = rng.choice(len(dataset), min(_SAMPLED_TEXTS, len(dataset)), replace=False)
-            texts += [dataset[int(index)].text for index in chosen]
+            samples = [dataset[int(index)] for index in chosen]
+            texts += [sample.text[sample.prompt :] for sample in samples]
         predicts_eos = config.mask_text_eos == "all" or (config.mask_text_eos == "packed" and task == Task.TEXT)
         tokens = sum(map(len, texts)) + predicts_eos * len(texts)
         if tokens:

@@ -23,7 +23,7 @@ import torch
 from triptych.data.loader import Loader
 from triptych.data.mix import shares_in_task
 from triptych.data.sequences import NO_OPEN_ENDS
-from triptych.data.shards import TokenDataset
+from triptych.data.shards import TokenDataset, dataset_names
 from triptych.data.steps import LoaderConfig, Step
 from triptych.diffusion.likelihood import Given, k_uniform
 from triptych.diffusion.objective import token_weights
@@ -138,7 +138,7 @@ class Validator:
             with Loader([dataset], fixed, ranks.rank, ranks.size, **options) as loader:
                 sizes.append(len(loader.builder.sources[0]))
                 steps.append(list(loader))
-        names, tasks = [dataset.manifest.name for dataset in datasets], [dataset.task for dataset in datasets]
+        names, tasks = dataset_names(datasets), [dataset.task for dataset in datasets]
         shares = shares_in_task(names, tasks, sizes, config.dataset_weights)
         self._samples = [
             _Sample(task, share, config.task_weights.get(task.label, 0.0), of_dataset)

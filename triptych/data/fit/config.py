@@ -18,6 +18,7 @@ class FitConfig:
 
     inputs: tuple[str, ...]
     text_key: str | None = None
+    prompt_key: str | None = None
     media_key: str | None = None
     per_line: bool = False
     vocab_size: int | None = None

@@ -71,7 +71,10 @@ def fit_tokenizers(
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
     config, out = FitConfig(inputs=tuple(map(str, paths)), **options), Path(out)
     sources = open_sources(
-        config.inputs, ReadOptions(text_key=config.text_key, media_key=config.media_key, per_line=config.per_line)
+        config.inputs,
+        ReadOptions(
+            text_key=config.text_key, prompt_key=config.prompt_key, media_key=config.media_key, per_line=config.per_line
+        ),
     )
     for text in config.inputs:
         if Path(text).is_dir() and out.resolve().is_relative_to(Path(text).resolve()):

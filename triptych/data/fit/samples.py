@@ -89,8 +89,9 @@ def _read(samples: FitSamples, source: Source, task: Task, share: float, max_sid
             continue
         if task != Task.TEXT and media is None:
             continue
-        size += len(item.text.encode())
-        chosen.append((item.key, item.text, media))
+        text = item.prompt + item.response
+        size += len(text.encode())
+        chosen.append((item.key, text, media))
         is_enough = (size / MAX_TEXT_BYTES, pixels / MAX_IMAGE_BYTES, seconds / MAX_AUDIO_SECONDS)
         if max(is_enough) >= share or (task == Task.IMAGE_TEXT and len(chosen) >= MAX_IMAGES * share):
             break

@@ -40,6 +40,8 @@ class ReadOptions:
 
     text_key: str | None = None
     """Column or field of the text; None tries the usual names."""
+    prompt_key: str | None = None
+    """Column or field of a prompt, which is given before the text; None tries the usual pairs of names."""
     media_key: str | None = None
     """Column or field of the image or audio, or of its path; None tries the usual names."""
     per_line: bool = False

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.data.sources.base import Format, Reading, ReadOptions
-from triptych.data.sources.tables import MEDIA_COLUMNS, TEXT_COLUMNS, sample_of, task_of_rows
+from triptych.data.sources.tables import MEDIA_COLUMNS, RESPONSES, TEXT_COLUMNS, sample_of, task_of_rows
 from triptych.errors import DataError, require
 from triptych.vocab import Task
 
@@ -14,7 +14,8 @@ _ROWS_AT_ONCE = 64  # images are large
 
 def _rows(path: Path, tasks: list[Task], options: ReadOptions) -> Iterator[tuple[float, str, dict[str, Any]]]:
     """The rows, with only the columns that samples of these tasks can use."""
-    wanted = {*TEXT_COLUMNS, "offset", "duration", options.text_key, options.media_key}
+    wanted = {*TEXT_COLUMNS, "offset", "duration", options.text_key, options.media_key, options.prompt_key}
+    wanted |= {name for prompt, responses in RESPONSES.items() for name in (prompt, *responses)}
     wanted.update(*(MEDIA_COLUMNS.get(task, ()) for task in tasks))
     parquet = require("pyarrow.parquet", "data", "reading Parquet files")
     with parquet.ParquetFile(path) as file:

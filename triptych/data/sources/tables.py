@@ -1,5 +1,7 @@
 """Tables: JSONL, CSV and TSV. A row holds a text, or a text and the path of an image or audio file.
 
+A prompt and a response in place of the text are for training on responses alone.
+
 The same rules find the columns of Parquet files and the fields of .json members of a WebDataset. They cover Hugging
 Face's ImageFolder and AudioFolder (file_name, text) and NeMo's manifests (audio_filepath, text, offset, duration).
 Relative paths start at the folder of the table.
@@ -30,6 +32,8 @@ from triptych.errors import DataError, UserError
 from triptych.vocab import Task
 
 TEXT_COLUMNS = ("text", "caption", "transcript", "transcription", "sentence")
+RESPONSES = {"prompt": ("response", "completion"), "question": ("answer",), "instruction": ("output", "response")}
+"""Usual names of a prompt, and of the responses that may be beside it."""
 _PATH_COLUMNS = ("file_name", "filename", "file", "path", "filepath")
 MEDIA_COLUMNS = {
     Task.IMAGE_TEXT: ("image", "image_path", "img", *(suffix[1:] for suffix in IMAGE_SUFFIXES), *_PATH_COLUMNS),
@@ -52,10 +56,25 @@ Row = Mapping[str, Any]
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def find_text(row: Row, options: ReadOptions) -> str | None:
-    """The text of a row, or None if no text column holds a string."""
+def find_text(row: Row, options: ReadOptions) -> tuple[str, str] | None:
+    """The prompt, often empty, and the text of a row; None if no text column holds a string.
+
+    A prompt counts if its column is named, or if the row has a response and no text.
+    """
     candidates = TEXT_COLUMNS if options.text_key is None else (options.text_key,)
-    return next((row[name] for name in candidates if isinstance(row.get(name), str)), None)
+    text = next((row[name] for name in candidates if isinstance(row.get(name), str)), None)
+    names = RESPONSES if options.prompt_key is None else (options.prompt_key,)
+    if options.prompt_key is None and text is not None:
+        return "", text
+    for name in names:
+        prompt = row.get(name)
+        if not isinstance(prompt, str):
+            continue
+        responses = (options.text_key,) if options.text_key else (*RESPONSES.get(name, ("response",)), *TEXT_COLUMNS)
+        response = next((row[each] for each in responses if isinstance(row.get(each), str)), None)
+        if response is not None:
+            return prompt, response
+    return None
 
 
 def find_media(row: Row, task: Task, options: ReadOptions) -> bytes | str | None:
@@ -83,11 +102,12 @@ def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions
     """The sample of a row. Relative paths start at `folder`."""
     if not isinstance(row, Mapping):
         return BadSample(key, f"not a record: expected a JSON object, got {type(row).__name__}")
-    text = find_text(row, options)
-    if text is None:
-        return BadSample(key, f"no text: looked for a string under {options.text_key or ', '.join(TEXT_COLUMNS)}")
+    found = find_text(row, options)
+    if found is None:
+        return BadSample(key, f"no text: looked for {_wanted(options)}")
+    prompt, text = found
     if task == Task.TEXT:
-        return RawSample(key, text)
+        return RawSample(key, text, prompt=prompt)
     media = find_media(row, task, options)
     if media is None:
         return BadSample(key, f"no {media_name(task)}: the row has {_columns(row)}")
@@ -97,9 +117,18 @@ def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions
         offset, duration = _seconds(row.get("offset")), _seconds(row.get("duration"))
     except (TypeError, ValueError, OverflowError):
         return BadSample(key, f"bad offset or duration: {row.get('offset')!r}, {row.get('duration')!r}")
-    return RawSample(
-        key, text.strip(), str(folder / media) if isinstance(media, str) else media, offset or 0.0, duration
-    )
+    source = str(folder / media) if isinstance(media, str) else media
+    return RawSample(key, text.strip(), source, offset or 0.0, duration, prompt.strip())
+
+
+def _wanted(options: ReadOptions) -> str:
+    """Where a text is looked for."""
+    if options.prompt_key is not None:
+        return f"strings under {options.prompt_key!r} and {options.text_key or 'response'!r}"
+    if options.text_key is not None:
+        return f"a string under {options.text_key!r}"
+    pairs = ", ".join(f"{prompt} and {responses[0]}" for prompt, responses in RESPONSES.items())
+    return f"one of {', '.join(TEXT_COLUMNS)}, or {pairs}"
 
 
 def _columns(row: Row) -> str:
@@ -134,8 +163,10 @@ def task_of_rows(rows: Iterable[Row], path: Path, options: ReadOptions) -> Task:
 
 def _task_of_row(row: Row, path: Path, options: ReadOptions) -> Task:
     if find_text(row, options) is None:
-        wanted = f"a string under {options.text_key!r}" if options.text_key else f"one of {', '.join(TEXT_COLUMNS)}"
-        raise DataError(f"{path} has no text: looked for {wanted}, found {_columns(row)}. Choose with --text-key.")
+        raise DataError(
+            f"{path} has no text: looked for {_wanted(options)}, found {_columns(row)}. Choose with --text-key, and "
+            "--prompt-key if there is a prompt."
+        )
     tasks = [task for task in MEDIA_COLUMNS if find_media(row, task, options) is not None]
     if len(tasks) > 1:
         raise UserError(f"{path} has both images and audio. Choose with --task image-text or --task audio-text.")
@@ -206,7 +237,8 @@ def _captions_first(tables: list[Path]) -> list[Path]:
 
 TABLE = Format(
     name="table",
-    looks_for="*.jsonl, *.csv, *.tsv [.gz|.zst]: rows with a text, or with file_name or audio_filepath and a text",
+    looks_for="*.jsonl, *.csv, *.tsv [.gz|.zst]: rows with a text (or prompt and response), and file_name or "
+    "audio_filepath for media",
     claims=lambda path: plain_name(path).endswith((*_JSON_LINES, ".csv", ".tsv")),
     task_of=_task_of_table,
     read=_read_table,

@@ -64,7 +64,7 @@ def _add(
 ) -> None:
     """Read a member into the row of its sample, if the task needs it."""
     is_media = suffix == options.media_key or task_of_name(member.name) == task != Task.TEXT
-    is_text = suffix in ("txt", "json") or suffix == options.text_key
+    is_text = suffix in ("txt", "json", options.text_key, options.prompt_key)
     if group.problem or not (is_media or is_text):
         return
     group.problem = _problem_of(member)

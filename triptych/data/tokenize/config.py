@@ -30,6 +30,8 @@ class TokenizeConfig:
     """Label of a `Task` ("text", "image-text", "audio-text"), or None to detect it."""
     text_key: str | None = None
     """Column or field of the text, or None to try the usual names."""
+    prompt_key: str | None = None
+    """Column or field of a prompt that is given before the text, or None to try the usual names."""
     media_key: str | None = None
     """Column or field of the image or audio, or of its path; None to try the usual names."""
     per_line: bool = False

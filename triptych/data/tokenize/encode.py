@@ -16,6 +16,7 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.utils.media import read_audio, read_image
 from triptych.vocab import Modality, Task
 
+_NO_IDS = np.zeros(0, np.int32)
 Outcome = list[TokenSample] | BadSample
 """The result for a raw sample: its views as tokens, or the reason why there are none."""
 
@@ -24,8 +25,7 @@ Outcome = list[TokenSample] | BadSample
 class _Decoded:
     """A sample with usable text and decoded media; `views` is empty for text-only samples."""
 
-    key: str
-    text: str
+    sample: RawSample
     views: list[Any]
 
 
@@ -40,26 +40,33 @@ class Encoder:
     def __call__(self, first: int, items: Sequence[Item]) -> list[Outcome]:
         """Encode samples number `first`, `first` + 1, ... of the source."""
         decoded = [self._decode(item, first + index) for index, item in enumerate(items)]
-        good = [sample for sample in decoded if isinstance(sample, _Decoded)]
-        texts = iter(_ids(self._text, [sample.text for sample in good]))
-        views = iter(_ids(self._media, [view for sample in good for view in sample.views]))
+        good = [each for each in decoded if isinstance(each, _Decoded)]
+        texts = iter(_ids(self._text, [each.sample.response for each in good]))
+        prompts = iter(_ids(self._text, [each.sample.prompt for each in good if each.sample.prompt]))
+        views = iter(_ids(self._media, [view for each in good for view in each.views]))
         return [
-            self._outcome(sample, next(texts), [next(views) for _ in sample.views])
-            if isinstance(sample, _Decoded)
-            else sample
-            for sample in decoded
+            self._outcome(
+                each.sample,
+                next(prompts) if each.sample.prompt else _NO_IDS,
+                next(texts),
+                [next(views) for _ in each.views],
+            )
+            if isinstance(each, _Decoded)
+            else each
+            for each in decoded
         ]
 
     def _decode(self, item: Item, number: int) -> _Decoded | BadSample:
         if isinstance(item, BadSample):
             return item
         if not item.text.strip():
-            return BadSample(item.key, "empty text" if self._task == Task.TEXT else "empty caption")
+            what = "response" if item.prompt else "text" if self._task == Task.TEXT else "caption"
+            return BadSample(item.key, f"empty {what}")
         if isinstance(item.media, str) and not os.path.isfile(item.media):
             return BadSample(item.key, f"missing file: {item.media}")
         match self._task:
             case Task.TEXT:
-                return _Decoded(item.key, item.text, [])
+                return _Decoded(item, [])
             case Task.IMAGE_TEXT:
                 return self._decode_image(item, number)
             case Task.AUDIO_TEXT:
@@ -73,12 +80,10 @@ class Encoder:
             return BadSample(item.key, f"bad image: {error}")
         size = self._media.resolution
         if self._config.image_transform == "pad":
-            return _Decoded(item.key, item.text, [resize_with_white_padding(image, size)])
+            return _Decoded(item, [resize_with_white_padding(image, size)])
         # Seeded by the sample's number and the view, so that the result does not depend on the process or its history.
         seeds = ([self._config.seed, number, view] for view in range(self._config.views))
-        return _Decoded(
-            item.key, item.text, [paper_transform(image, size, np.random.default_rng(seed)) for seed in seeds]
-        )
+        return _Decoded(item, [paper_transform(image, size, np.random.default_rng(seed)) for seed in seeds])
 
     def _decode_audio(self, item: RawSample) -> _Decoded | BadSample:
         assert item.media is not None
@@ -96,18 +101,24 @@ class Encoder:
             return BadSample(item.key, f"bad audio: {error}")
         if audio.seconds > limit and not is_cut:
             return BadSample(item.key, f"audio too long: more than {limit:g} s")
-        return _Decoded(item.key, item.text, [audio])
+        return _Decoded(item, [audio])
 
-    def _outcome(self, sample: _Decoded, text: np.ndarray | str, views: list[np.ndarray | str]) -> Outcome:
-        if isinstance(text, str):
-            return BadSample(sample.key, f"text cannot be encoded: {text}")
+    def _outcome(
+        self, sample: RawSample, prompt: np.ndarray | str, response: np.ndarray | str, views: list[np.ndarray | str]
+    ) -> Outcome:
+        for ids in (prompt, response):
+            if isinstance(ids, str):
+                return BadSample(sample.key, f"text cannot be encoded: {ids}")
+        assert isinstance(prompt, np.ndarray)
+        assert isinstance(response, np.ndarray)
+        text = np.concatenate([prompt, response])
         if self._task == Task.TEXT:
-            return [TokenSample(self._task, np.zeros(0, np.int32), text)]
+            return [TokenSample(self._task, _NO_IDS, text, len(prompt))]
         tokens = []
         for view in views:
             if isinstance(view, str):
                 return BadSample(sample.key, f"{self._media.modality.name.lower()} cannot be encoded: {view}")
-            tokens.append(TokenSample(self._task, view, text))
+            tokens.append(TokenSample(self._task, view, text, len(prompt)))
         return tokens
 
 

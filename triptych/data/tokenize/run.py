@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import triptych
-from triptych.data.shards import MANIFEST, Manifest, write_shard
+from triptych.data.shards import MANIFEST, Manifest, Shard, write_shard
 from triptych.data.sources import BadSample, Item, ReadOptions, Source, open_source
 from triptych.data.tokenize.check import check_reconstruction
 from triptych.data.tokenize.config import TokenizeConfig
@@ -35,10 +35,10 @@ from triptych.data.tokenize.folder import (
     write_bad,
 )
 from triptych.data.tokenize.progress import Progress
-from triptych.utils.workers import map_in_order, one_thread
 from triptych.data.types import TokenSample
 from triptych.errors import DataError, UserError, did_you_mean
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.workers import map_in_order, one_thread
 from triptych.vocab import Modality, Task, Vocabulary
 
 _BATCH_SAMPLES = 16  # enough to amortise a call, few enough that the images of all processes fit into memory
@@ -131,7 +131,9 @@ def _open(config: TokenizeConfig, out: Path) -> Source:
             raise UserError(
                 f"{out} is inside the input {text}; choose a folder outside, or it would read its own output."
             )
-    options = ReadOptions(text_key=config.text_key, media_key=config.media_key, per_line=config.per_line)
+    options = ReadOptions(
+        text_key=config.text_key, prompt_key=config.prompt_key, media_key=config.media_key, per_line=config.per_line
+    )
     task = next((task for task in Task if task.label == config.task), None)
     source = open_source(config.inputs, format=config.format, task=task, options=options)
     if source.task != Task.IMAGE_TEXT and config.image_transform != "pad":
@@ -246,6 +248,7 @@ def _finish(plan: Plan, journal: Journal, progress: Progress) -> Manifest:
         bad_samples=len(journal.bad),
         created_by=f"triptych {triptych.__version__}",
         settings=plan,
+        longest_prompted=max((_longest_prompted(out / entry.shard.file, plan["task"]) for entry in entries), default=0),
     )
     with reporting_write_errors(out):
         write_bad(out, journal.bad)
@@ -257,6 +260,14 @@ def _finish(plan: Plan, journal: Journal, progress: Progress) -> Manifest:
             )
             raise DataError(f"the input has no usable sample: {reason}.")
         finish(out, manifest)
+    if manifest.longest_prompted:
+        progress.say("The samples have prompts: only their responses will be predicted in training.")
     if journal.bad:
         progress.say(f"Left out {len(journal.bad):,} bad samples ({_by_category(journal.bad)}); see {out / BAD}.")
     return manifest
+
+
+def _longest_prompted(path: Path, task: str) -> int:
+    """Most tokens of a sample with a prompt in a shard."""
+    shard = Shard(path, Task[task])
+    return int(shard.lengths[shard.prompts > 0].max(initial=0))
