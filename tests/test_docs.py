@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -176,6 +177,22 @@ def test_the_example_goes_from_folders_to_a_model(tmp_path):
     assert (tmp_path / "model" / "model.safetensors").exists()
     assert (tmp_path / "tokenizers" / "report" / "images.png").exists()
     assert {path.name for path in (tmp_path / "data").iterdir()} >= {"photos", "notes"}
+
+
+@pytest.mark.slow
+def test_the_example_of_fine_tuning_trains_on_responses(tmp_path):
+    run_example(
+        "finetune.sh",
+        WORK=str(tmp_path),
+        STEPS="2",
+        EXAM="3",
+        EXAMPLE_OPTIONS="--train 12 --test 4",
+        OLDER="--text 12 --images 16 --speech 8 --validation 4",
+    )
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    assert manifest["longest_prompted"] > 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert sum(weight for name, weight in config["loader"]["dataset_weights"].items() if name != "data") == 0.5
 
 
 @pytest.mark.slow

@@ -129,6 +129,16 @@ def test_a_damaged_state_is_named(files: Path, tmp_path: Path) -> None:
         fit_state.FitState(state).read("mean")
 
 
+def test_a_part_of_a_single_long_text_is_held_out(tmp_path: Path) -> None:
+    lines = [f"line {number} of a long document\n" for number in range(4000)]
+    (tmp_path / "book.txt").write_text("".join(lines))
+    samples = read_samples(open_sources([str(tmp_path / "book.txt")], ReadOptions()))
+    together = "".join(samples.texts + samples.held_out_texts)
+    assert sorted(together.splitlines(keepends=True)) == sorted(lines), "cut between lines, and nothing is lost"
+    assert samples.held_out_texts
+    assert not set("".join(samples.held_out_texts).splitlines()) & set("".join(samples.texts).splitlines())
+
+
 def test_held_out_samples_are_not_fitted_to(files: Path) -> None:
     sources = open_sources(inputs(files), ReadOptions())
     samples = read_samples(sources)

@@ -109,7 +109,7 @@ def test_budgets_come_from_measured_speed(base: list[str], monkeypatch: pytest.M
     assert 1e6 < chooser.flops_per_second(config, bundle, CPU) < 1e13
     monkeypatch.setattr(Chooser, "flops_per_second", lambda *_: 1e9)
     lines: list[str] = []
-    assert chooser.budget_of_hours(0.5, bundle, CPU, lines.append) == pytest.approx(choose._TRAINING_SHARE * 1800 * 1e9)
+    assert chooser.budget_of_hours(0.5, bundle, CPU, lines.append) == pytest.approx(choose.TRAINING_SHARE * 1800 * 1e9)
     assert "tokens/s" in lines[0]
 
 
@@ -189,7 +189,13 @@ def test_many_repeats_are_said(base: list[str]) -> None:
     [
         (["--hours", "1", "--budget", "1e9"], "give --hours or --budget, not both"),
         (["--hours", "1", "model.width=64"], "model.width follows from --hours or --budget"),
-        (["--hours", "1", "--nproc", "2"], "--hours measures one process"),
+        (["--hours", "1", "--nproc", "2", "--nnodes", "2"], "the size is chosen by one machine"),
+        (["--budget", "1e9", "--gpus", "8"], "--gpus turns --hours into FLOPs"),
+        (["--hours", "1", "--gpu", "h100"], "--gpu and --mfu need --gpus N"),
+        (["--hours", "1", "--gpus", "8", "--gpu", "h10"], "unknown GPU 'h10'. Did you mean 'h100'"),
+        (["--hours", "1", "--gpus", "8", "--gpu", "cpu"], "this machine's speed is measured"),
+        (["--hours", "1", "--gpus", "8", "--mfu", "2"], "--mfu is a share of the peak"),
+        (["--gpus", "8"], "--gpus chooses a size for --hours or --budget"),
         (["--budget", "1e9", "loader.held_out=0"], "the size is chosen by validation losses"),
         (["--budget", "1e9", "init_from=scenes"], "a saved model has a size"),
         (["--budget", "1"], "less than one training step of the smallest model"),
@@ -199,3 +205,33 @@ def test_many_repeats_are_said(base: list[str]) -> None:
 def test_mistakes_are_named(words: list[str], message: str, base: list[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["train", "own", *base, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_gpus_elsewhere_are_planned_for_without_training(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(choose, "train_in_memory", lambda *_: pytest.fail("a pilot was trained"))
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "own", *base, "--hours", "2e-9", "--gpus", "8", "--gpu", "a100", "--mfu", "0.5"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    budget = 0.8 * 2e-9 * 3600 * 8 * 312e12 * 0.5
+    assert f"{budget:.3g} FLOPs" in shown
+    assert f"--budget {budget:.3g} --nproc 8 --device cuda" in shown
+    assert not (tmp_path / "runs").exists()
+
+
+def test_several_processes_train_the_size_that_one_chose(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes get the same command, and find the choice in the folder of the run."""
+    launched: list[list[str]] = []
+    monkeypatch.setattr("triptych.training.launch.launch", lambda words, *_: launched.append(words) or 0)
+    out = tmp_path / "run"
+    command = ["train", "own", *base, "--budget", "2e9", "--out", str(out)]
+    assert main([*command, "--nproc", "2"]) == 0
+    assert [path.name for path in out.iterdir()] == ["choice.json"]
+    (words,) = launched
+    monkeypatch.setattr(choose.Chooser, "choose", lambda *_: pytest.fail("chosen twice"))
+    assert main(words) == 0
+    assert (out / "checkpoints").exists()

@@ -46,6 +46,9 @@ SIGTERM, SIGUSR1 or SIGHUP after saving (run the same command again), 130 stoppe
     size = parser.add_argument_group("size by a scaling law, for the recipe own")
     size.add_argument("--hours", metavar="H", type=positive_float, help="choose model, batch and steps for this time")
     size.add_argument("--budget", metavar="FLOPS", type=positive_float, help="the same for a number of FLOPs")
+    size.add_argument("--gpus", metavar="N", type=positive_int, help="with --hours: only show the choice for N GPUs")
+    size.add_argument("--gpu", metavar="NAME", help="of this kind: h100 (default), h200, a100, b200, l40s, rtx4090")
+    size.add_argument("--mfu", metavar="SHARE", type=float, help="share of their peak that is reached (default: 0.4)")
     size.add_argument("--law", metavar="FILE", type=Path, help="law by `triptych fit --save` (default: a built-in one)")
     parser.add_argument("--stop-after", metavar="STEP", type=positive_int, help="save and stop at this step")
     parser.add_argument("--print-config", action="store_true", help="print the complete configuration as JSON and stop")
@@ -74,24 +77,22 @@ def _run(args: argparse.Namespace) -> None:
     if args.hours is not None or args.budget is not None:
         from triptych.cli.train_budget import train_for
 
-        train_for(args, source, changes)
+        train_for(args, source, changes, lambda: _launch(args))
         return
-    if args.law is not None:
-        raise UserError("--law chooses a size for --hours or --budget.")
+    for name in ("law", "gpus", "gpu", "mfu"):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name} chooses a size for --hours or --budget.")
     if args.nproc is None:
         for name, default in (("nnodes", 1), ("rdzv_endpoint", None)):
             if getattr(args, name) != default:
                 raise UserError(f"--{name.replace('_', '-')} needs --nproc N: processes on this machine.")
     else:
-        from triptych.training.launch import launch
         from triptych.training.setup import need_data
         from triptych.utils.device import resolve_device
 
         need_data(_config(source, changes))
         resolve_device(args.device)  # here, so that one process reports it
-        code = launch(_of_one_rank(args), args.nproc, args.max_restarts, args.nnodes, args.rdzv_endpoint)
-        if code:
-            raise SystemExit(code)
+        _launch(args)
         return
     from triptych.training.run import train
 
@@ -127,10 +128,20 @@ def _config(source: "str | RunConfig", changes: list[str]) -> "RunConfig":
     return configure(source, changes) if isinstance(source, str) else override(source, changes)
 
 
+def _launch(args: argparse.Namespace) -> None:
+    """The same command in several processes."""
+    from triptych.training.launch import launch
+
+    code = launch(_of_one_rank(args), args.nproc, args.max_restarts, args.nnodes, args.rdzv_endpoint)
+    if code:
+        raise SystemExit(code)
+
+
 def _of_one_rank(args: argparse.Namespace) -> list[str]:
     """The same command for one of the processes."""
     words = ["train", *([args.recipe] if args.recipe is not None else []), *args.changes, "--device", args.device]
-    for option, value in (("--resume", args.resume), ("--out", args.out), ("--stop-after", args.stop_after)):
+    named = ("resume", "out", "stop_after", "hours", "budget", "law")
+    for option, value in ((f"--{name.replace('_', '-')}", getattr(args, name)) for name in named):
         words += [option, str(value)] if value is not None else []
     return words + [option for option, is_set in (("--force", args.force), ("--quiet", args.quiet)) if is_set]
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 CHOICE, _BUDGET, _PILOTS = "choice.json", "budget.json", "pilots.json"
 
 
-def train_for(args: argparse.Namespace, source: "str | RunConfig", changes: list[str]) -> None:
+def train_for(
+    args: argparse.Namespace, source: "str | RunConfig", changes: list[str], launch: Callable[[], None]
+) -> None:
+    """Choose a size, unless that was done before, and train. `launch` runs the same command in several processes."""
     from triptych.recipes import OWN
     from triptych.scaling.grid import SET_BY_GRID
     from triptych.training.run import train
@@ -25,13 +28,20 @@ def train_for(args: argparse.Namespace, source: "str | RunConfig", changes: list
         raise UserError("--hours and --budget are for the recipe own: `triptych train own data=FOLDER --hours 2`.")
     if args.hours is not None and args.budget is not None:
         raise UserError("give --hours or --budget, not both.")
-    if args.nproc is not None:
-        raise UserError("--hours measures one process; choose with it first, then `--resume RUN --nproc N`.")
+    if args.gpus is None and (args.gpu is not None or args.mfu is not None):
+        raise UserError("--gpu and --mfu need --gpus N.")
+    if args.gpus is not None and args.hours is None:
+        raise UserError("--gpus turns --hours into FLOPs; with --budget it has no meaning.")
+    if args.mfu is not None and not 0 < args.mfu <= 1:
+        raise UserError(f"--mfu is a share of the peak, above 0 and at most 1, got {args.mfu:g}.")
     for key in (change.partition("=")[0] for change in changes):
         if key in SET_BY_GRID:
             raise UserError(f"{key} follows from --hours or --budget and cannot be changed.")
         if key == "init_from":
             raise UserError("a saved model has a size: leave out --hours and --budget with init_from.")
+    if args.gpus is not None:
+        _show(args, changes)
+        return
     out = args.out or Path("runs") / OWN
     asked = {"hours": args.hours, "budget": args.budget, "law": None if args.law is None else str(args.law)}
     asked["changes"] = list(changes)
@@ -42,9 +52,14 @@ def train_for(args: argparse.Namespace, source: "str | RunConfig", changes: list
 
     config = _chosen_before(out, asked)
     if config is None:
+        if args.nnodes > 1:
+            raise UserError(f"the size is chosen by one machine: run this without --nnodes --nproc once, into {out}.")
         config = _choose(args, changes, out, asked, say)
     else:
         say(f"{out} was begun: resuming it with the size that was chosen then")
+    if args.nproc is not None:  # the processes find the choice in the folder
+        launch()
+        return
     train(config, out=out, device=args.device, stop_after=args.stop_after, force=args.force, quiet=args.quiet)
     _compare(out, say)
 
@@ -73,6 +88,32 @@ def _chosen_before(out: Path, asked: dict[str, Any]) -> "RunConfig | None":
         if isinstance(error, UserError):
             raise
         raise CheckpointError(f"{path} is not a choice of this version ({error!r}).") from error
+
+
+def _show(args: argparse.Namespace, changes: list[str]) -> None:
+    """The choice for GPUs that are elsewhere. Nothing is measured or trained."""
+    import shlex
+
+    from triptych.plan.machines import find_machine
+    from triptych.recipes import OWN, configure
+    from triptych.scaling.choose import TRAINING_SHARE, Chooser, describe
+    from triptych.scaling.fit_file import read_fit
+    from triptych.tokenizers.bundle import TokenizerBundle
+    from triptych.training.setup import need_data
+
+    machine, mfu = find_machine(args.gpu or "h100", args.gpus), args.mfu or 0.4
+    if not machine.is_gpu:
+        raise UserError("this machine's speed is measured: leave out --gpus and --gpu.")
+    base = configure(OWN, changes)
+    need_data(base)
+    vocabulary = TokenizerBundle.load(base.tokenizers).vocabulary
+    chooser = Chooser(base, vocabulary, None if args.law is None else read_fit(args.law))
+    budget = TRAINING_SHARE * args.hours * 3600 * args.gpus * machine.peak * mfu
+    print(f"{args.hours:g} hours on {args.gpus} x {machine.name} at {mfu:.0%} of the peak: {budget:.3g} FLOPs")
+    for line in describe(chooser.choose(budget), vocabulary):
+        print(line)
+    words = ["triptych", "train", OWN, *changes, "--budget", f"{budget:.3g}", "--nproc", str(args.gpus)]
+    print(f"to train it there, after pilot runs that predict the loss: {shlex.join([*words, '--device', 'cuda'])}")
 
 
 def _choose(

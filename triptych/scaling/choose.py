@@ -41,8 +41,9 @@ BUILT_IN_LAW = Path(__file__).parent.parent / "assets" / "laws" / "scenes.json"
 """Fitted to 36 runs on the toy dataset: `triptych fit studies/scaling/records.jsonl --save FILE`."""
 REPEAT_CONSTANT = 15.39
 MANY_REPEATS = 4
+TRAINING_SHARE = 0.8
+"""Of the hours; the rest is for the pilots, validation and saving."""
 _PILOTS = (0.01, 0.03, 0.1)  # shares of the budget
-_TRAINING_SHARE = 0.8  # of the hours; the rest is for the pilots, validation and saving
 _EXPONENT_FACTORS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25)
 _NOISE = 0.01  # of a validation loss, between seeds
 _MAX_WIDTH = 768
@@ -185,11 +186,11 @@ class Chooser:
         """FLOPs of some hours of training on this device, measured at the size that they are enough for."""
         rate = self.flops_per_second(self.base, bundle, device)
         for _ in range(2):
-            point = self.point(_TRAINING_SHARE * hours * 3600 * rate)
+            point = self.point(TRAINING_SHARE * hours * 3600 * rate)
             rate = self.flops_per_second(point.config, bundle, device)
         per_token = flops_per_token(point.config, self.vocabulary, self.lengths)
         report(f"{device} trains {rate / per_token:,.0f} tokens/s of a model of that size, {rate:.3g} FLOP/s")
-        return _TRAINING_SHARE * hours * 3600 * rate
+        return TRAINING_SHARE * hours * 3600 * rate
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ MAX_IMAGES = 20_000
 MAX_IMAGE_BYTES = 1_500_000_000  # of decoded pixels
 MAX_AUDIO_SECONDS = 7_200.0
 MAX_CLIP_SECONDS = 30.0
+_PIECE_CHARS = 16_000
 _HELD_OUT_SHARE, _MAX_HELD_OUT = 20, 256  # every twentieth sample, at most 256
 
 
@@ -91,11 +92,23 @@ def _read(samples: FitSamples, source: Source, task: Task, share: float, max_sid
             continue
         text = item.prompt + item.response
         size += len(text.encode())
-        chosen.append((item.key, text, media))
+        pieces = _pieces(text) if task == Task.TEXT else [text]
+        chosen += [(f"{item.key} {number}", piece, media) for number, piece in enumerate(pieces)]
         is_enough = (size / MAX_TEXT_BYTES, pixels / MAX_IMAGE_BYTES, seconds / MAX_AUDIO_SECONDS)
         if max(is_enough) >= share or (task == Task.IMAGE_TEXT and len(chosen) >= MAX_IMAGES * share):
             break
     _divide(samples, chosen)
+
+
+def _pieces(text: str) -> list[str]:
+    """A long text in pieces of whole lines, so that a part of a single document can be held out."""
+    pieces, start = [], 0
+    while start < len(text):
+        end = text.find("\n", start + _PIECE_CHARS)
+        end = len(text) if end < 0 else end + 1
+        pieces.append(text[start:end])
+        start = end
+    return pieces or [text]
 
 
 def _divide(samples: FitSamples, chosen: list[tuple[str, str, Image.Image | Audio | None]]) -> None:

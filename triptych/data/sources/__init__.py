@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.data.sources.base import BadSample, Format, Item, ReadOptions
+from triptych.data.sources.manifest import MANIFEST
 from triptych.data.sources.parquet import PARQUET
 from triptych.data.sources.plain import LIBRISPEECH, PAIRS, TXT
 from triptych.data.sources.tables import TABLE
@@ -30,10 +31,10 @@ from triptych.vocab import Task
 __all__ = ["FORMATS", "BadSample", "Item", "Part", "ReadOptions", "Source", "open_source"]
 
 # In a folder, the first format that claims a file wins: a folder of captioned images also holds .txt files.
-FORMATS = (LIBRISPEECH, TABLE, PAIRS, WEBDATASET, PARQUET, TXT)
+FORMATS = (MANIFEST, LIBRISPEECH, TABLE, PAIRS, WEBDATASET, PARQUET, TXT)
 
 # The other formats may occur beside these: captions are .txt files, transcripts are stored beside audio files.
-_NEVER_TOGETHER = (TABLE.name, PAIRS.name, WEBDATASET.name, PARQUET.name)
+_NEVER_TOGETHER = (MANIFEST.name, TABLE.name, PAIRS.name, WEBDATASET.name, PARQUET.name)
 
 # What readers raise on a damaged file.
 _UNREADABLE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError, csv.Error)

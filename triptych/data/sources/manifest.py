@@ -6,7 +6,6 @@ at the folder LibriSpeech of OpenSLR 12, which may lie beside the manifest or on
 for recognition; `text_raw`, if it is wanted, is chosen as the text's key.
 """
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -39,11 +38,11 @@ def _rows(path: Path) -> Iterator[tuple[float, str, Any]]:
     for fraction, key, line in read_lines(path):
         if isinstance(line, BadSample):
             yield fraction, key, line
-        elif line.strip():
-            try:
-                yield fraction, key, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield fraction, key, BadSample(key, f"bad JSON: {error}")
+            continue
+        try:
+            yield fraction, key, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield fraction, key, BadSample(key, f"bad JSON: {error}")
 
 
 def _read(path: Path, task: Task, options: ReadOptions) -> Reading:
@@ -76,11 +75,7 @@ def _find(name: str, roots: list[Path]) -> str | None:
 
 
 def _task_of(path: Path, options: ReadOptions) -> Task:
-    return task_of_rows(
-        itertools.chain((row for _, _, row in _rows(path) if isinstance(row, Mapping))),
-        path,
-        options,
-    )
+    return task_of_rows((row for _, _, row in _rows(path) if isinstance(row, Mapping)), path, options)
 
 
 MANIFEST = Format(
