@@ -7,16 +7,17 @@
 # Rows have prompt, response and, if they are about an image or audio, file_name. Only the response is predicted.
 set -euo pipefail
 MODEL=${MODEL:-scenes}                # its shape, tokenizers and limits are taken over
-TOKENIZERS=${TOKENIZERS:-scenes}      # those of the model
-STEPS=${STEPS:-600}
+[ -d "$MODEL/tokenizers" ] && own=$MODEL/tokenizers || own=scenes
+TOKENIZERS=${TOKENIZERS:-$own}        # those of the model
+STEPS=${STEPS:-800}
 SHARE=${SHARE:-0.5}                   # of the sequences come from older data
 EXAM=${EXAM:-120}                     # samples of each direction in the evaluation
 WORK=${WORK:-out/finetune}
-CHANGES=${CHANGES:-}                  # further settings
+CHANGES=${CHANGES:-optimizer.lr=1e-3}  # higher than the default of fine-tuning: the answers are spelled in unused tokens
 
 # 0. Questions that the model cannot answer yet, and older data.
 if [ $# -eq 0 ]; then
-    [ -d "$WORK/questions" ] || python "$(dirname "$0")/questions.py" "$WORK/questions" ${EXAMPLE_OPTIONS:-}
+    [ -f "$WORK/questions/test/rows.jsonl" ] || python "$(dirname "$0")/questions.py" "$WORK/questions" ${EXAMPLE_OPTIONS:-}
     set -- "$WORK/questions/train/rows.jsonl"
 fi
 if [ -z "${REPLAY:-}" ]; then
@@ -35,7 +36,7 @@ triptych train own data="$WORK/data" replay="$REPLAY" replay_share="$SHARE" init
 triptych export "$WORK/run" --out "$WORK/model" --dtype float16 --force
 
 # 3. What it learned, and what it forgot.
-if [ -d "$WORK/questions" ]; then
+if [ -f "$WORK/questions/test/rows.jsonl" ]; then
     for each in "$MODEL" "$WORK/model"; do
         echo "$each:"
         python "$(dirname "$0")/questions.py" "$WORK/questions" --ask "$each"

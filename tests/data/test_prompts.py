@@ -72,6 +72,23 @@ def test_keys_choose_prompt_and_response(tmp_path: Path) -> None:
     assert (beside.prompt, beside.text) == ("a", "t")
 
 
+def test_more_of_a_prompt_follows_it(tmp_path: Path) -> None:
+    rows = [
+        {"instruction": "Summarise.", "input": "The cat sat.", "output": "Cat."},
+        {"question": "Who?", "context": "", "answer": "Nobody."},
+    ]
+    first, second = rows_of(tmp_path / "a.jsonl", rows)
+    assert (first.prompt, first.text) == ("Summarise.\nThe cat sat.", "Cat.")
+    assert (second.prompt, second.text) == ("Who?", "Nobody.")
+
+
+def test_a_prompt_is_not_its_own_response(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="looked for strings under 'text' and 'response'"):
+        rows_of(tmp_path / "a.jsonl", [{"text": "what is it?", "label": "a cat"}], prompt_key="text")
+    with pytest.raises(UserError, match="are both 'text'"):
+        ReadOptions(prompt_key="text", text_key="text")
+
+
 def test_an_image_may_be_beside_them_in_tables_and_tars(tmp_path: Path) -> None:
     buffer = BytesIO()
     Image.new("RGB", (4, 4), "red").save(buffer, "PNG")
@@ -128,6 +145,19 @@ def test_an_empty_response_is_a_bad_sample(tmp_path: Path) -> None:
     dataset = tokenized(tmp_path / "a", [{"prompt": "ab", "response": " "}, {"prompt": "f", "response": "g"}])
     assert len(dataset) == 1
     assert "empty response" in (dataset.folder / "bad.jsonl").read_text()
+
+
+def test_a_dataset_of_an_earlier_version_is_complete(tmp_path: Path) -> None:
+    """Its plan does not know of prompts."""
+    dataset = tokenized(tmp_path / "a", [{"text": "abc"}])
+    assert "prompt_key" not in dataset.manifest.settings
+
+
+def test_prompts_that_the_manifest_does_not_know_are_refused(tmp_path: Path) -> None:
+    dataset = tokenized(tmp_path / "a", [{"prompt": "ab", "response": "cde"}])
+    replace(dataset.manifest, longest_prompted=0).save(dataset.folder)
+    with pytest.raises(DataError, match="has prompts with responses of 6 tokens, not 0"):
+        TokenDataset(dataset.folder)[0]
 
 
 def prompted_set(folder: Path, task: Task, count: int = 40, every: int = 1) -> TokenDataset:

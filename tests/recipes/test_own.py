@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 from train_fakes import events, random_pairs, run_it, tiny_run, write_set
 
 from triptych.cli.main import main
 from triptych.data.loader import Loader
-from triptych.data.shards import Manifest
+from triptych.data.shards import Manifest, TokenDataset, write_shard
 from triptych.data.tokenize import tokenize
+from triptych.data.types import TokenSample
 from triptych.errors import UserError
 from triptych.hub.export import model_of_run
 from triptych.hub.format import write_model
@@ -297,3 +299,60 @@ def test_wrong_replay_is_one_line(mine: Path) -> None:
     for share in ("0", "1", "2", "x", "nan"):
         with pytest.raises(UserError, match="between 0 and 1"):
             configure("own", [data, f"replay={mine / 'image-text'}", f"replay_share={share}"])
+
+
+def questions(folder: Path, task: Task, length: int, count: int = 40) -> str:
+    """Prompts of `length` tokens with a response of three."""
+    rng = np.random.default_rng(length)
+    media = 0 if task == Task.TEXT else 16
+    samples = [
+        TokenSample(task, rng.integers(50, size=media).astype(np.int32), rng.integers(50, size=length + 3), length)
+        for _ in range(count)
+    ]
+    write_set(folder, task, [([0] * media, [1, 2, 3])])
+    dataset = TokenDataset(folder)
+    info = write_shard(folder / dataset.manifest.shards[0].file, samples, dataset.vocabulary)
+    replace(dataset.manifest, shards=[info], longest_prompted=media + length + 3).save(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("task", [Task.TEXT, Task.IMAGE_TEXT])
+@pytest.mark.parametrize("length", [8, 400])
+def test_the_ends_of_responses_are_open_however_long_the_prompts(
+    task: Task, length: int, tmp_path: Path, world: Path, mine: Path
+) -> None:
+    folder = questions(tmp_path / "questions", task, length)
+    say_tokenizers(Path(folder), str(world / "tokenizers"))
+    for others in ([], [f"replay={mine / 'image-text'}"]):  # captions are more and shorter
+        config = configure("own", [f"data={folder}", "loader.held_out=0", *others])
+        assert config.loader.open_ends.text > length + 3
+        with Loader(config.data, replace(config.loader, prefetch=0)) as loader:
+            picks = loader.builder.stream[np.arange(400)]
+            mine_too = picks.sources == 0
+            lengths = loader.builder.sources[0].lengths(picks.indices[mine_too], picks.epochs[mine_too])
+        open_share = float((lengths > lengths.min()).mean())
+        assert open_share == pytest.approx(0.25, abs=0.07)
+
+
+def test_no_image_is_drawn_from_a_question(tmp_path: Path) -> None:
+    rows = [{"file_name": "a.png", "prompt": f"what is {n}?", "response": "red"} for n in range(30)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "a.png")
+    tokenize(tmp_path / "rows.jsonl", tmp_path / "set", progress=False)
+    assert configure("own", [f"data={tmp_path / 'set'}"]).prompts.examples == ()
+
+
+def test_replay_leaves_out_validation_data_and_checks_weights(mine: Path) -> None:
+    config = configure(
+        "own",
+        [
+            f"data={mine / 'text'}",
+            f"replay={mine / 'image-text'},{mine / 'audio-text'}",
+            f"validation_data={mine / 'audio-text'}",
+        ],
+    )
+    assert [Path(folder).name for folder in config.data] == ["text", "image-text"]
+    with pytest.raises(UserError, match="Did you mean 'image-text'"):
+        configure("own", [f"data={mine / 'text'}", f"replay={mine / 'image-text'}", "loader.task_weights.imagetext=3"])
+    with pytest.raises(UserError, match="the recipe 'own' needs your data"):
+        configure("own", [f"replay={mine / 'image-text'}"])

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,8 @@ def train_for(
         raise UserError("give --hours or --budget, not both.")
     if args.gpus is None and (args.gpu is not None or args.mfu is not None):
         raise UserError("--gpu and --mfu need --gpus N.")
+    if args.gpus is not None and (args.nproc is not None or args.stop_after is not None):
+        raise UserError("--gpus only shows the choice for GPUs elsewhere; leave out --nproc and --stop-after.")
     if args.gpus is not None and args.hours is None:
         raise UserError("--gpus turns --hours into FLOPs; with --budget it has no meaning.")
     if args.mfu is not None and not 0 < args.mfu <= 1:
@@ -46,22 +49,32 @@ def train_for(
     asked = {"hours": args.hours, "budget": args.budget, "law": None if args.law is None else str(args.law)}
     asked["changes"] = list(changes)
 
+    is_first = os.environ.get("RANK", "0") == "0"  # of the processes that `launch` starts
+
     def say(line: str) -> None:
-        if not args.quiet:
+        if not args.quiet and is_first:
             print(line, file=sys.stderr)
 
     config = _chosen_before(out, asked)
+    if args.nnodes > 1 and (config is None or args.nproc is None):
+        raise UserError(
+            f"the size is chosen by one machine: run this once without --nnodes, into {out}; then `triptych train "
+            f"--resume {out}` with --nnodes and --nproc."
+        )
     if config is None:
-        if args.nnodes > 1:
-            raise UserError(f"the size is chosen by one machine: run this without --nnodes --nproc once, into {out}.")
         config = _choose(args, changes, out, asked, say)
     else:
-        say(f"{out} was begun: resuming it with the size that was chosen then")
+        if (out / "records.jsonl").exists():
+            say(f"{out} was begun: resuming it with the size that was chosen then")
     if args.nproc is not None:  # the processes find the choice in the folder
+        import torch
+
+        torch.cuda.empty_cache()  # of the pilot runs; nothing without a GPU
         launch()
         return
     train(config, out=out, device=args.device, stop_after=args.stop_after, force=args.force, quiet=args.quiet)
-    _compare(out, say)
+    if is_first:
+        _compare(out, say)
 
 
 def _chosen_before(out: Path, asked: dict[str, Any]) -> "RunConfig | None":
@@ -110,9 +123,11 @@ def _show(args: argparse.Namespace, changes: list[str]) -> None:
     chooser = Chooser(base, vocabulary, None if args.law is None else read_fit(args.law))
     budget = TRAINING_SHARE * args.hours * 3600 * args.gpus * machine.peak * mfu
     print(f"{args.hours:g} hours on {args.gpus} x {machine.name} at {mfu:.0%} of the peak: {budget:.3g} FLOPs")
-    for line in describe(chooser.choose(budget), vocabulary):
+    for line in describe(chooser.choose(budget), vocabulary, machine, args.gpus):
         print(line)
     words = ["triptych", "train", OWN, *changes, "--budget", f"{budget:.3g}", "--nproc", str(args.gpus)]
+    for option, value in (("--law", args.law), ("--out", args.out)):
+        words += [option, str(value)] if value is not None else []
     print(f"to train it there, after pilot runs that predict the loss: {shlex.join([*words, '--device', 'cuda'])}")
 
 
@@ -145,7 +160,8 @@ def _choose(
         saved = read_json(measured)
         budget = saved.get("budget") if saved.get("asked") == asked else None
     if budget is None:
-        budget = chooser.budget_of_hours(args.hours, bundle, device, say)
+        processes = args.nproc or 1 if device.type == "cuda" else 1  # on a CPU, processes share the cores
+        budget = chooser.budget_of_hours(args.hours, bundle, device, say) * processes
         write_atomically(measured, (json.dumps({"budget": budget, "asked": asked}) + "\n").encode())
     choice = chooser.choose(budget, Pilots(bundle, device, out / _PILOTS, say))
     for line in describe(choice, bundle.vocabulary):

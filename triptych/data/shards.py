@@ -278,6 +278,12 @@ class TokenDataset:
                 f"{path} does not match {MANIFEST}: "
                 f"it holds {len(shard)} samples and {len(shard.tokens)} tokens, not {info.samples} and {info.tokens}."
             )
+        longest = int(shard.lengths[shard.prompts > 0].max(initial=0)) if shard.prompts.any() else 0
+        if longest > self.manifest.longest_prompted:
+            raise DataError(
+                f"{path} does not match {MANIFEST}: it has prompts with responses of {longest} tokens, not "
+                f"{self.manifest.longest_prompted}."
+            )
         return shard
 
     def __getitem__(self, index: int) -> TokenSample:
@@ -314,7 +320,7 @@ class TokenDataset:
 def dataset_names(datasets: Sequence[TokenDataset]) -> list[str]:
     """The names that weights refer to: those of the manifests; PARENT/NAME for datasets of equal names."""
     names = [dataset.manifest.name for dataset in datasets]
-    for depth in (2, 3, 4):
+    for depth in range(2, 2 + max((len(dataset.folder.resolve().parts) for dataset in datasets), default=0)):
         repeated = {name for name in names if names.count(name) > 1}
         for number, dataset in enumerate(datasets):
             if names[number] in repeated:

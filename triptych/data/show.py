@@ -175,8 +175,10 @@ def _examples(dataset: TokenDataset, count: int, tokenizers: str | None) -> Iter
     for index in _spread(len(dataset), count):
         sample = dataset[index]
         media = f"[{len(sample.media):,} {dataset.task.partner.name.lower()} tokens] " if dataset.task.partner else ""
-        text = tokenizer.decode([sample.text[:_EXAMPLE_CHARS]])[0]  # a token is at least a byte of text
-        shown = " ".join(text.split())
+        # A token is at least a byte of text. The end of a prompt and the beginning of the response are shown.
+        given, predicted = sample.text[: sample.prompt], sample.text[sample.prompt :]
+        prompt, text = tokenizer.decode([given[-_EXAMPLE_CHARS // 2 :], predicted[:_EXAMPLE_CHARS]])
+        shown = (f"[prompt: {' '.join(prompt.split())}] " if sample.prompt else "") + " ".join(text.split())
         yield f"  #{index}: {media}{shown[:_EXAMPLE_CHARS]}{' ...' if len(shown) > _EXAMPLE_CHARS else ''}"
 
 

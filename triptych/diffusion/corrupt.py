@@ -157,12 +157,9 @@ def sample_times(
 def _eligible_positions(batch: Batch, config: CorruptConfig, sequence_RT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Two [R, T] masks: positions that may be predicted, and positions that are masked without being predicted."""
     is_text_RT = batch.modality_ids == Modality.TEXT
-    # Both sides of a pair can be predicted, unless it is a response to a prompt.
-    counts = [
-        np.bincount(sequence_RT[batch.maskable & side], minlength=len(batch.sample_ids))
-        for side in (is_text_RT, ~is_text_RT)
-    ]
-    is_pair_S = (batch.tasks > 0) & (counts[0] > 0) & (counts[1] > 0)
+    # Either side of a pair can be predicted, unless it is a response to a prompt: its media are given.
+    has_media_S = np.bincount(sequence_RT[batch.maskable & ~is_text_RT], minlength=len(batch.sample_ids)) > 0
+    is_pair_S = (batch.tasks > 0) & has_media_S
     chance_S = to_uniform(random_bits(config.seed, CorruptStream.CHANCE, batch.epochs, batch.sample_ids))
     only_text_S = random_bits(config.seed, CorruptStream.SIDE, batch.epochs, batch.sample_ids) % np.uint64(2) == 0
     one_sided_S = is_pair_S & (chance_S < config.p_one_sided)

@@ -99,7 +99,7 @@ def _measure(pipe: Pipeline, task: Task, index: int, item: Item, values: _Values
         assert item.media is not None
         audio = read_audio(item.media, item.offset_seconds, item.duration_seconds)
         beside, media = "audio", measures.audio(*inputs.encoded_audio(audio))
-    _, ids = inputs.encoded_text(item.text, cut=True)
+    _, ids = inputs.encoded_text(item.prompt + item.response, cut=True)
     bits = random_bits(_CUT, index).item()
     if bits % 2:
         ids = ids[: 1 + (bits >> 1) % len(ids)]

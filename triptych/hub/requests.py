@@ -69,8 +69,8 @@ class Requests:
         return Request(canvas, Modality.TEXT, self._text_after(removed), use="caption")
 
     def answer(self, image: ImageLike, question: str, num_tokens: int | None) -> Request:
-        asked = self.inputs.normalize(question)
-        if not asked.strip():
+        asked = self.inputs.normalize(question).strip()
+        if not asked:
             raise UserError("expected a question, got an empty one.")
         canvas = Canvas(self.inputs.text_to_write(asked, num_tokens, "image"), self.inputs.image(image))
         return Request(canvas, Modality.TEXT, self._text_after(asked))

@@ -46,10 +46,10 @@ def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
     elif name == OWN:
         given = dict(change.partition("=")[::2] for change in changes)
         changes = [change for change in changes if change.partition("=")[0] not in (REPLAY, REPLAY_SHARE)]
-        replay = find_dataset_folders(_listed(given.get(REPLAY, "")))
         held_apart = find_dataset_folders(_listed(given.get("validation_data", "")))
+        replay = _without(find_dataset_folders(_listed(given.get(REPLAY, ""))), held_apart)
         folders = _without(find_dataset_folders(_listed(given.get("data", ""))), held_apart)
-        base = own((*folders, *replay), given.get("tokenizers"), given.get("loader.seq_len"))
+        base = own((*folders, *replay) if folders else (), given.get("tokenizers"), given.get("loader.seq_len"))
         if given.get("init_from", "none") != "none":
             base = fine_tuned(base, given["init_from"])
     else:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from triptych.data.loader import LoaderConfig, common_vocabulary
+from triptych.data.loader import Loader, LoaderConfig, common_vocabulary
+from triptych.data.mix import source_weights
 from triptych.data.sequences import DOCUMENT_SPECIALS, PAIR_SPECIALS, OpenEnds
 from triptych.data.shards import TokenDataset, dataset_names
 from triptych.diffusion.corrupt import CorruptConfig
@@ -55,28 +56,39 @@ def measure(datasets: Sequence[TokenDataset], seq_len: int | None = None) -> Len
     """The lengths of all samples, from the shards' offsets; no token is read. `seq_len` is chosen unless given."""
     media: dict[Task, list[np.ndarray]] = {}
     texts: dict[Task, list[np.ndarray]] = {}
+    prompted: dict[Task, list[np.ndarray]] = {}  # prompts with their responses
     for dataset in datasets:
-        splits = [dataset.shard(number).splits for number in range(len(dataset.manifest.shards))]
-        of_media = np.concatenate([np.zeros(0, np.int64), *splits])
+        shards = [dataset.shard(number) for number in range(len(dataset.manifest.shards))]
+        of_media = np.concatenate([np.zeros(0, np.int64), *(shard.splits for shard in shards)])
+        of_text = dataset.lengths - of_media
         media.setdefault(dataset.task, []).append(of_media)
-        texts.setdefault(dataset.task, []).append(dataset.lengths - of_media)
+        texts.setdefault(dataset.task, []).append(of_text)
+        has_prompt = np.concatenate([np.zeros(0, bool), *(shard.prompts > 0 for shard in shards)])
+        if has_prompt.any():
+            prompted.setdefault(dataset.task, []).append(of_text[has_prompt])
     pairs = [task for task in texts if task.partner is not None]
-    # A response ends where the model chooses, also without media.
-    prompted = max((each.manifest.longest_prompted for each in datasets if each.task == Task.TEXT), default=0)
-    text = max([_common(texts[task]) for task in pairs] + ([prompted + 2] if prompted else [0]))
+    # A response ends where the model chooses, also without media. Prompts are counted apart from captions, which may be
+    # many more and shorter.
+    responses = {task: _common(lengths) for task, lengths in prompted.items()}
+    text = max([*(_common(texts[task]) for task in pairs), *responses.values()], default=0)
     audio = _common(media[Task.AUDIO_TEXT]) if Task.AUDIO_TEXT in media else 0
-    longest = [max(int(of.max(initial=0)) for of in media[task]) + min(text, _TEXT_PIECE) for task in pairs]
+    most_media = {task: max(int(of.max(initial=0)) for of in media[task]) for task in texts}
+    # Room for the media and for texts that are filled up to the end of their slot.
+    longest = [most_media[task] + max(min(text, _TEXT_PIECE), responses.get(task, 0)) for task in pairs]
     if Task.TEXT in texts:
-        longest.append(min(_TEXT_PIECE, max(int(of.max(initial=0)) for of in texts[Task.TEXT]) + DOCUMENT_SPECIALS))
+        longest_text = max(int(of.max(initial=0)) for of in texts[Task.TEXT]) + DOCUMENT_SPECIALS
+        longest.append(max(min(_TEXT_PIECE, longest_text), responses.get(Task.TEXT, 0)))
     longest += [dataset.manifest.longest_prompted for dataset in datasets]
     longest.append(audio + min(text, _TEXT_PIECE) if audio else 0)  # both ends may be open
     chosen = seq_len or max(16, max(longest) + PAIR_SPECIALS)
     room = chosen - PAIR_SPECIALS
+    least_media = min((most_media[task] for task in {*pairs, *prompted}), default=0)
     means = [
         np.minimum(np.concatenate(media[task]) + np.concatenate(texts[task]) + PAIR_SPECIALS, chosen).mean()
         for task in texts
     ]
-    return Lengths(tuple(sorted(texts)), chosen, min(text, room), min(audio, room), float(np.mean(means)))
+    slot = max(0, min(text, room - least_media))
+    return Lengths(tuple(sorted(texts)), chosen, slot, min(audio, room), float(np.mean(means)))
 
 
 def _common(lengths: Sequence[np.ndarray]) -> int:
@@ -97,8 +109,8 @@ def own(folders: Sequence[str], tokenizers: str | None = None, seq_len: str | No
     if given is None and lengths.seq_len > MAX_SEQ_LEN:
         raise UserError(
             f"the longest sample needs {lengths.seq_len} positions, more than {MAX_SEQ_LEN}. Set loader.seq_len="
-            f"{lengths.seq_len}, or tokenize with a smaller --max-seconds, or fit tokenizers with a larger --factor or "
-            "fewer --codebooks."
+            f"{lengths.seq_len}, leave out the longest prompts, tokenize with a smaller --max-seconds, or fit "
+            "tokenizers with a larger --factor or fewer --codebooks."
         )
     pairs = [task for task in lengths.tasks if task.partner is not None]
     return RunConfig(
@@ -148,34 +160,38 @@ def with_replay(config: RunConfig, replay: Sequence[str], share: str | None) -> 
     """The configuration with older data mixed in, so that a model that learns new data does not forget the old.
 
     `share` is the part of the sequences that comes from the datasets of `replay`. Within the new and within the old
-    data, tasks keep their weights, and datasets of a task count by their sizes.
+    data, tasks keep their weights, and datasets of a task count by their number of sequences.
     """
     if not replay:
         if share is not None:
             raise UserError(f"{REPLAY_SHARE} needs older data: {REPLAY}=FOLDER.")
         return config
     part = _share_of(share)
+    if not config.data:
+        raise UserError("the recipe 'own' needs new data beside the older: data=FOLDER.")
     if twice := set(map(_resolved, replay)) & set(map(_resolved, config.data)):
         raise UserError(f"{sorted(twice)[0]} is in data and in {REPLAY}; leave it out of one of them.")
-    folders = (*config.data, *replay)
-    datasets = [TokenDataset(folder) for folder in folders]
     if config.loader.dataset_weights:
         raise UserError(f"{REPLAY} sets loader.dataset_weights; leave them out.")
+    folders = (*config.data, *replay)
+    datasets = [TokenDataset(folder) for folder in folders]
+    names, tasks = dataset_names(datasets), [dataset.task for dataset in datasets]
+    with Loader(datasets, replace(config.loader, prefetch=0), one_pass=True) as loader:
+        sizes = [len(source) for source in loader.builder.sources]
+    source_weights(names, tasks, sizes, config.loader.task_weights, {})  # refuses wrong weights in the user's words
     weights = np.zeros(len(datasets))
     for members, total in ((range(len(config.data)), 1 - part), (range(len(config.data), len(folders)), part)):
-        tasks = {datasets[member].task for member in members}
-        by_task = {task: config.loader.task_weights.get(task.label, 0.0) for task in tasks}
+        by_task = {task: config.loader.task_weights.get(task.label, 0.0) for task in {tasks[each] for each in members}}
         if not sum(by_task.values()):
             raise UserError(f"no task of {', '.join(folders[member] for member in members)} has a weight.")
         for member in members:
-            task = datasets[member].task
-            size = sum(len(datasets[other]) for other in members if datasets[other].task == task)
-            weights[member] = total * by_task[task] / sum(by_task.values()) * len(datasets[member]) / max(1, size)
+            size = sum(sizes[other] for other in members if tasks[other] == tasks[member])
+            weights[member] = total * by_task[tasks[member]] / sum(by_task.values()) * sizes[member] / max(1, size)
     task_weights = {
-        task.label: float(sum(weight for weight, dataset in zip(weights, datasets) if dataset.task == task))
-        for task in sorted({dataset.task for dataset in datasets})
+        task.label: float(sum(weight for weight, each in zip(weights, tasks) if each == task))
+        for task in sorted(set(tasks))
     }
-    named = dict(zip(dataset_names(datasets), map(float, weights)))
+    named = dict(zip(names, map(float, weights)))
     return replace(
         config,
         data=folders,
@@ -203,8 +219,15 @@ def _examples(datasets: Sequence[TokenDataset], tokenizers: str) -> tuple[str, .
     bundle = TokenizerBundle.load(tokenizers)
     if not pairs or Modality.TEXT not in bundle:
         return ()
-    chosen = np.unique(np.linspace(0, len(pairs[0]) - 1, _EXAMPLES).astype(int))
-    texts = bundle.text.decode([pairs[0][int(index)].text for index in chosen])
+    for dataset in pairs:
+        spread = np.unique(np.linspace(0, len(dataset) - 1, 4 * _EXAMPLES).astype(int))
+        samples = [dataset[int(index)] for index in spread]
+        captions = [sample.text for sample in samples if not sample.prompt]  # no image is drawn from a question
+        if captions:
+            break
+    else:
+        return ()
+    texts = bundle.text.decode(captions[:: max(1, len(captions) // _EXAMPLES)][:_EXAMPLES])
     return tuple(dict.fromkeys(text for text in texts if len(text) <= _EXAMPLE_LENGTH))
 
 
@@ -238,11 +261,12 @@ def fine_tuned(config: RunConfig, name: str) -> RunConfig:
         text=max(loader.open_ends.text, limits.text_slot or 0),
         audio=max(loader.open_ends.audio, limits.audio_slot or 0),
     )
-    room = max(ends.text, ends.audio) + PAIR_SPECIALS
+    # The slot of the saved model's texts may be longer than that of the data, and media come before it.
+    room = loader.seq_len + max(ends.text - loader.open_ends.text, 0)
     return replace(
         config,
         model=ModelConfig(**saved["model"]),
-        loader=replace(loader, seq_len=max(loader.seq_len, limits.seq_len, room), open_ends=ends),
+        loader=replace(loader, seq_len=max(limits.seq_len, room), open_ends=ends),
         prompts=replace(
             config.prompts,
             caption_prompt=limits.caption_prompt,

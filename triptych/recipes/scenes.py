@@ -83,12 +83,12 @@ def scenes_full() -> RunConfig:
             voice_request=VOICE_REQUEST,
             examples=EXAMPLES,
         ),
-        # 6e15 FLOPs: 2.2M to 3.8M parameters and 267M tokens by the law of studies/scaling (docs/scaling.md).
-        model=replace(run.model, num_layers=6, width=224, num_heads=7, d_ff=600, max_learned_positions=432),
+        # 1.5e15 FLOPs, two hours of a core: 1.1M to 1.8M parameters by the law of studies/scaling (docs/scaling.md).
+        model=replace(run.model, num_layers=6, width=160, num_heads=5, d_ff=424, max_learned_positions=432),
         loader=replace(
             run.loader,
             seq_len=648,  # the longest of 82,000 sequences of speech and text has 636 tokens
-            global_batch=96,
+            global_batch=48,
             layout=Packed(row_length=648),
             task_weights={"text": 0.05, "image-text": 0.65, "audio-text": 0.3},
             open_ends=OpenEnds(probability=0.25, text=32, audio=426, audio_share=0.4),
@@ -96,7 +96,7 @@ def scenes_full() -> RunConfig:
         # Sequences have 3.1 times as many tokens as the proxy's: 108 to 35. Counting tokens gave a lower loss than
         # counting sequences in two runs of 460 steps on the same batches.
         transfer=replace(run.transfer, base_seq_len=209),
-        num_steps=28_000,
+        num_steps=10_500,
         tokenizers="scenes-full",
         data=_datasets("scenes-full", "train"),
         validation_data=_datasets("scenes-full", "validation"),

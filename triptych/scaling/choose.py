@@ -271,8 +271,11 @@ def _widths() -> range:
     return range(2 * HEAD_WIDTH, _MAX_WIDTH + 1, HEAD_WIDTH)
 
 
-def describe(choice: Choice, vocabulary: Vocabulary) -> list[str]:
-    """The choice and its reasons."""
+_ANY_CPU = Machine(CPU, math.inf, math.inf)
+
+
+def describe(choice: Choice, vocabulary: Vocabulary, machine: Machine = _ANY_CPU, ranks: int = 1) -> list[str]:
+    """The choice and its reasons; memory is that of one of `ranks` on such a machine."""
     point, config = choice.point, choice.config
     count, shape = count_parameters(config.model, vocabulary), config.model
     lines = [
@@ -283,13 +286,17 @@ def describe(choice: Choice, vocabulary: Vocabulary) -> list[str]:
         f"the batch gives kappa {_kappa(config):.2f}",
     ]
     if choice.is_largest:
-        lines.append("warning: this is the largest model of the family; a larger one may be better for this budget")
+        lines.append(
+            "warning: this is the largest model of the family. For a larger one, `triptych plan --budget "
+            f"{point.C:.3g}` names a recipe and its settings; add data=FOLDER"
+        )
     for each in choice.epochs:
         note = ": more data would help more than more time" if each.epochs > MANY_REPEATS else ""
         lines.append(f"data: {each.name} is seen {each.epochs:.1f} times{note}")
-    needs = estimate(config, vocabulary, Machine(CPU, math.inf, math.inf), 1)
+    needs = estimate(config, vocabulary, machine, ranks)
     disk = needs.checkpoint_bytes * (config.keep_last_checkpoints + 1)  # one more while it is written
-    lines.append(f"memory: {human_bytes(needs.needed)}; disk: {human_bytes(disk)} for checkpoints")
+    of_rank = "" if ranks == 1 else " per rank"
+    lines.append(f"memory: {human_bytes(needs.needed)}{of_rank}; disk: {human_bytes(disk)} for checkpoints")
     if choice.prediction is not None:
         predicted = choice.prediction
         lines.append(

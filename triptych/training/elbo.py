@@ -76,6 +76,7 @@ def check_tokenizers(dataset: TokenDataset, bundle: TokenizerBundle) -> None:
 
 def _one_document_per_sequence(datasets: Sequence[TokenDataset]) -> LoaderConfig:
     longest = max((int(d.lengths.max(initial=0)) for d in datasets if d.task != Task.TEXT), default=0)
+    longest = max(longest, *(d.manifest.longest_prompted for d in datasets))
     return LoaderConfig(
         seq_len=max(_TEXT_PIECE, longest + PAIR_SPECIALS),
         global_batch=1,

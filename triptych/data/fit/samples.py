@@ -90,10 +90,14 @@ def _read(samples: FitSamples, source: Source, task: Task, share: float, max_sid
             continue
         if task != Task.TEXT and media is None:
             continue
-        text = item.prompt + item.response
-        size += len(text.encode())
+        text = item.prompt + item.response if task != Task.AUDIO_TEXT else item.text
+        try:
+            size += len(text.encode())
+        except UnicodeEncodeError:
+            samples.bad.append(BadSample(item.key, "not UTF-8"))
+            continue
         pieces = _pieces(text) if task == Task.TEXT else [text]
-        chosen += [(f"{item.key} {number}", piece, media) for number, piece in enumerate(pieces)]
+        chosen += [(f"{item.key} {n}" if n else item.key, piece, media) for n, piece in enumerate(pieces)]
         is_enough = (size / MAX_TEXT_BYTES, pixels / MAX_IMAGE_BYTES, seconds / MAX_AUDIO_SECONDS)
         if max(is_enough) >= share or (task == Task.IMAGE_TEXT and len(chosen) >= MAX_IMAGES * share):
             break

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from triptych.data.types import RawSample
+from triptych.errors import UserError
 from triptych.vocab import Task
 
 MAX_MEDIA_BYTES = 256 << 20
@@ -46,6 +47,10 @@ class ReadOptions:
     """Column or field of the image or audio, or of its path; None tries the usual names."""
     per_line: bool = False
     """Whether every line of a plain text file is a document."""
+
+    def __post_init__(self) -> None:
+        if self.prompt_key is not None and self.prompt_key == self.text_key:
+            raise UserError(f"--prompt-key and --text-key are both {self.text_key!r}; they name two columns.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ _ROWS_AT_ONCE = 64  # images are large
 def _rows(path: Path, tasks: list[Task], options: ReadOptions) -> Iterator[tuple[float, str, dict[str, Any]]]:
     """The rows, with only the columns that samples of these tasks can use."""
     wanted = {*TEXT_COLUMNS, "offset", "duration", options.text_key, options.media_key, options.prompt_key}
-    wanted |= {name for prompt, responses in RESPONSES.items() for name in (prompt, *responses)}
+    wanted |= {"input", "context"} | {name for prompt, responses in RESPONSES.items() for name in (prompt, *responses)}
     wanted.update(*(MEDIA_COLUMNS.get(task, ()) for task in tasks))
     parquet = require("pyarrow.parquet", "data", "reading Parquet files")
     with parquet.ParquetFile(path) as file:

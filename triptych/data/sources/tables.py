@@ -34,6 +34,8 @@ from triptych.vocab import Task
 TEXT_COLUMNS = ("text", "caption", "transcript", "transcription", "sentence")
 RESPONSES = {"prompt": ("response", "completion"), "question": ("answer",), "instruction": ("output", "response")}
 """Usual names of a prompt, and of the responses that may be beside it."""
+_MORE_OF_PROMPT = ("input", "context")
+"""Columns that belong to a prompt, after it."""
 _PATH_COLUMNS = ("file_name", "filename", "file", "path", "filepath")
 MEDIA_COLUMNS = {
     Task.IMAGE_TEXT: ("image", "image_path", "img", *(suffix[1:] for suffix in IMAGE_SUFFIXES), *_PATH_COLUMNS),
@@ -71,9 +73,10 @@ def find_text(row: Row, options: ReadOptions) -> tuple[str, str] | None:
         if not isinstance(prompt, str):
             continue
         responses = (options.text_key,) if options.text_key else (*RESPONSES.get(name, ("response",)), *TEXT_COLUMNS)
-        response = next((row[each] for each in responses if isinstance(row.get(each), str)), None)
+        response = next((row[each] for each in responses if each != name and isinstance(row.get(each), str)), None)
         if response is not None:
-            return prompt, response
+            more = [row[each] for each in _MORE_OF_PROMPT if isinstance(row.get(each), str) and row[each].strip()]
+            return "\n".join([prompt, *more]), response
     return None
 
 

@@ -156,6 +156,8 @@ def _plan(config: TokenizeConfig, source: Source, bundle: TokenizerBundle) -> Pl
         "fingerprints": {modality.name.lower(): fingerprints[modality.name.lower()] for modality in modalities},
         "vocabulary": asdict(bundle.vocabulary),
     }
+    if config.prompt_key is None:
+        del plan["prompt_key"]  # plans of earlier versions do not have it
     return json.loads(json.dumps(plan))  # equal to the plan that is read back
 
 
