@@ -36,6 +36,7 @@ APART = {
         )
     },
     "recipes.scenes": "recipes.scenes",
+    "eval.evaluate": "evaluate function",
     "training.run": "train function",
     "training.tensorboard": "train function",
 }
@@ -59,7 +60,8 @@ MAY_IMPORT = {
     "recipes": {*_CORE, "recipes.scenes"},
     "hub": {*_CORE, "recipes"},
     "plan": _CORE,
-    "eval": {*_BASE, "tokenizers", "data", "pipeline"},
+    "eval": {*_BASE, "tokenizers", "data", "model", "sample", "pipeline"},
+    "evaluate function": {*_BASE, "eval", "pipeline", "scenes", "training"},  # of all suites, the toy dataset's too
     # lab
     "scaling": {*_CORE, "recipes", "plan"},
     "studies": {*_CORE, "cli.args", "recipes", "scaling", "plan"},

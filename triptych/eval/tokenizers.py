@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from triptych.errors import UserError, require
+from triptych.errors import UserError
 from triptych.eval.audio import normalize_transcript, transcribe, word_error_rate
 from triptych.eval.image import inception_features, kernel_inception_distance
-from triptych.tokenizers.audio import resample
+from triptych.eval.speech_quality import pesq, stoi
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.pixels import resize_with_white_padding
 from triptych.tokenizers.reconstruction import REPORT, TAIL, audio_distance, psnr
@@ -38,7 +38,6 @@ _NAMES = {
     "wer": "WER by an English judge",
     "wer_rebuilt": "WER rebuilt",
 }
-_RATE = 16_000
 
 
 def report_text(bundle: TokenizerBundle, texts: Sequence[str]) -> dict[str, float]:
@@ -119,30 +118,18 @@ def _wer(texts: Sequence[str], originals: Sequence[Audio], rebuilt: Sequence[Aud
 
 
 def _stoi(originals: Sequence[Audio], rebuilt: Sequence[Audio]) -> dict[str, float]:
-    pystoi = require("pystoi", "eval", "STOI")
-    values = np.array([pystoi.stoi(*_aligned(a, b), _RATE) for a, b in zip(originals, rebuilt)])
-    return {"stoi": float(values.mean()), "stoi_low": float(np.percentile(values, TAIL))}
+    values = [value for value in map(stoi, originals, rebuilt) if value is not None]
+    if not values:
+        raise UserError("no held-out clip is long enough.")
+    return {"stoi": float(np.mean(values)), "stoi_low": float(np.percentile(values, TAIL))}
 
 
 def _pesq(originals: Sequence[Audio], rebuilt: Sequence[Audio]) -> float:
     """Wide-band PESQ; clips in which it finds no speech are left out."""
-    pesq = require("pesq", "pesq", "PESQ")
-    values = []
-    for one, other in zip(originals, rebuilt):
-        try:
-            values.append(pesq.pesq(_RATE, *_aligned(one, other), "wb"))
-        except (pesq.NoUtterancesError, pesq.BufferTooShortError):
-            continue
+    values = [value for value in map(pesq, originals, rebuilt) if value is not None]
     if not values:
         raise UserError("no held-out clip has speech that PESQ finds.")
     return float(np.mean(values))
-
-
-def _aligned(one: Audio, other: Audio) -> tuple[np.ndarray, np.ndarray]:
-    """Both at 16 kHz and of equal length: a tokenizer pads to whole frames."""
-    samples = [resample(clip, _RATE).samples for clip in (one, other)]
-    length = min(map(len, samples))
-    return samples[0][:length], samples[1][:length]
 
 
 def write_report(

@@ -21,11 +21,13 @@ from typing import Any
 import triptych
 from triptych.errors import UserError, did_you_mean, require
 from triptych.eval.image import find_inception
+from triptych.eval.records import Progress, RecordStore, model_fingerprint
+from triptych.eval.results import Entry, ModelInfo, now, result_folder
 from triptych.eval.scores import Score
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes import exam_images, exam_speech, exam_unusual
 from triptych.scenes.exam_images import MIN_IMAGES_FOR_KID
-from triptych.eval.records import Progress, RecordStore, model_fingerprint
+from triptych.scenes.exam_results import SUITE, exam_results
 from triptych.scenes.exam_samples import Exam, Voices, without_input_checks, world_of
 from triptych.scenes.samples import SPLITS
 from triptych.scenes.voice_parts import fingerprint, is_stored
@@ -45,6 +47,8 @@ class ExamResult:
     """Scores of a model, by measure."""
 
     scores: dict[str, Score] = field(default_factory=dict)
+    samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """By measure: what each sample adds to the two sums whose quotient the score is."""
     extras: dict[str, Any] = field(default_factory=dict)
     """Settings of the evaluation, seconds per direction, KID, voices, durations of speech."""
 
@@ -81,6 +85,7 @@ def evaluate(
     voices: str | Path | None = None,
     device: str = "auto",
     json: str | Path | None = None,
+    out: str | Path | None = None,
     work: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ExamResult:
@@ -90,9 +95,9 @@ def evaluate(
     (default: all). text-to-image, caption and answer have `num_images` samples each; transcribe has `num_speech` for
     each group of voices, and text-to-speech `num_speech`. `preset` names a sampling preset for all directions;
     `sampling` changes `SamplingConfig` fields of single directions. `voices` is the folder of voices (default:
-    the built-in ones). `device` is for a model that is loaded here. `json` is a file
-    for the result. `work` is a folder for the results of single samples: a stopped evaluation with the same settings
-    resumes there. `progress` gets lines of text.
+    the built-in ones). `device` is for a model that is loaded here. `json` is a file for the result. `out` is a folder
+    of results, for reports and comparisons; "auto" is out/eval/NAME. `work` is a folder for the results of single
+    samples: a stopped evaluation with the same settings resumes there. `progress` gets lines of text.
 
         result = evaluate("scenes", directions=["caption"], num_images=60)
         print(result)                            # a table
@@ -108,6 +113,9 @@ def evaluate(
     if preset is not None:
         changed = {name: {"preset": preset, **fields} for name, fields in changed.items()}
     world = world_of(pipe)
+    source = str(model) if isinstance(model, str | Path) else None
+    info = None if out is None else ModelInfo.of(pipe, source)
+    folder = None if info is None else result_folder(None if out == "auto" else out, info)
     settings: dict[str, Any] = {
         "world": world.name,
         "split": split,
@@ -121,7 +129,6 @@ def evaluate(
         records = RecordStore(Path(work), settings | _identity(pipe, world, spoken))
     report = progress or (lambda line: None)
     exam = Exam(pipe, world, spoken, num_images, num_speech, split, seed, records, report)
-    source = str(model) if isinstance(model, str | Path) else None
     result = ExamResult(extras={"model": source, "environment": environment(), **settings, "seconds": {}})
     with closing(records), without_input_checks(pipe):
         for name in names:
@@ -140,14 +147,18 @@ def evaluate(
         if json is not None:
             Path(json).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(Path(json), (dumps(result.as_json, indent=2) + "\n").encode())
+        if folder is not None and info is not None:
+            made = exam_results(result.scores, result.samples, result.extras)
+            folder.add(*(Entry(SUITE, each, info, seed, result.extras["environment"], now()) for each in made))
         records.remove()
     return result
 
 
 def _add(result: ExamResult, exam: Exam, name: str, seconds_before: float) -> None:
     """Scores of a direction, or of what there is of it."""
-    scores, extras = _MEASURES[name][1](exam)
-    result.scores |= scores
+    scored, extras = _MEASURES[name][1](exam)
+    result.scores |= scored.scores
+    result.samples |= scored.samples
     result.extras |= extras
     result.extras["seconds"][name] = round(exam.records.seconds - seconds_before, 1)
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from triptych.eval.image import SUBSET_SIZE, inception_features, kernel_inception_distance
-from triptych.eval.scores import Score, category_score, ratio_score
+from triptych.eval.image import SUBSET_SIZE, inception_features, kernel_inception_distance, kernel_score
+from triptych.eval.records import Record, run_part
+from triptych.eval.scores import category_score
 from triptych.scenes.answer_check import answer_is_right
 from triptych.scenes.caption_check import caption_is_right
 from triptych.scenes.captions import caption
-from triptych.eval.records import Record, run_part
-from triptych.scenes.exam_samples import Exam, exam_scenes
+from triptych.scenes.exam_results import KID
+from triptych.scenes.exam_samples import Exam, Scored, exam_scenes
 from triptych.scenes.image import draw, scene_image
 from triptych.scenes.judge import detect, matches
 from triptych.scenes.layout import place
@@ -72,21 +73,29 @@ def _stacked(records: Sequence[Record]) -> np.ndarray:
     return np.stack([np.frombuffer(base64.b64decode(record["features"]), np.float32) for record in records])
 
 
-def score_text_to_image(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
+def score_text_to_image(exam: Exam) -> tuple[Scored, dict[str, Any]]:
     categories = exam.world.categories
     right: dict[str, list[bool]] = {}
     for i, record in enumerate(exam.records.of(_IMAGES)):
         right.setdefault(categories[i % len(categories)], []).append(record["right"])
     if not right:
-        return {}, {}
-    scores = {"text to image": category_score(right)}
-    scores |= {f"text to image, {name}": ratio_score(right[name]) for name in categories if name in right}
+        return Scored(), {}
+    # The mean over categories as a quotient of sums over samples: a sample weighs 1 / samples of its category.
+    weights = [
+        1 / len(right) / len(right[categories[i % len(categories)]]) for i in range(sum(map(len, right.values())))
+    ]
+    hits = [w * record["right"] for w, record in zip(weights, exam.records.of(_IMAGES))]
+    scores = Scored({"text to image": category_score(right)}, {"text to image": list(zip(hits, weights))})
+    for name in categories:
+        if name in right:
+            scores.add(f"text to image, {name}", right[name])
     parts = [exam.records.of(part) for part in (_IMAGES, _REFERENCES, _RECONSTRUCTIONS)]
     if exam.num_images < MIN_IMAGES_FOR_KID or any(len(part) < exam.num_images for part in parts):
         return scores, {}
     generated, references, reconstructed = map(_stacked, parts)
     mean, std = kernel_inception_distance(generated, references)
     floor, _ = kernel_inception_distance(reconstructed, references)
+    scores.samples[KID] = [(float(value), 1.0) for value in kernel_score(generated, references)[1]]
     return scores, {"kid": {"value": mean, "std": std, "n": exam.num_images, "reconstructed": floor}}
 
 
@@ -107,9 +116,11 @@ def run_caption(exam: Exam, sampling: Mapping[str, Any]) -> None:
     run_part(exam.records, "caption", exam.num_images, describe, exam.progress, _share_right)
 
 
-def score_caption(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
-    records = exam.records.of("caption")
-    return ({"caption": ratio_score([record["right"] for record in records])} if records else {}), {}
+def score_caption(exam: Exam) -> tuple[Scored, dict[str, Any]]:
+    records, scores = exam.records.of("caption"), Scored()
+    if records:
+        scores.add("caption", [record["right"] for record in records])
+    return scores, {}
 
 
 def run_answer(exam: Exam, sampling: Mapping[str, Any]) -> None:
@@ -132,20 +143,20 @@ def run_answer(exam: Exam, sampling: Mapping[str, Any]) -> None:
     run_part(exam.records, "answer", exam.num_images, answer, exam.progress, _share_right)
 
 
-def score_answer(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
-    records = exam.records.of("answer")
+def score_answer(exam: Exam) -> tuple[Scored, dict[str, Any]]:
+    records, scores = exam.records.of("answer"), Scored()
     if not records:
-        return {}, {}
-    scores = {"answer": ratio_score([record["right"] for record in records])}
+        return scores, {}
+    scores.add("answer", [record["right"] for record in records])
     for form in forms(exam.world):
         right = [record["right"] for record in records if record["form"] == form]
         if right:
-            scores[f"answer, {form}"] = ratio_score(right)
+            scores.add(f"answer, {form}", right)
     return scores, {}
 
 
 Run = Callable[[Exam, Mapping[str, Any]], None]
-ScoreFunction = Callable[[Exam], tuple[dict[str, Score], dict[str, Any]]]
+ScoreFunction = Callable[[Exam], tuple[Scored, dict[str, Any]]]
 MEASURES: dict[str, tuple[Run, ScoreFunction]] = {
     "text-to-image": (run_text_to_image, score_text_to_image),
     "caption": (run_caption, score_caption),

@@ -1,16 +1,17 @@
 """What models are asked in an exam: scenes of a split, and sentences spoken in several voices."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from triptych.errors import UnusualInputWarning, UserError
-from triptych.hub.pipeline import Pipeline
 from triptych.eval.records import Progress, RecordStore
+from triptych.eval.scores import Score, ratio_score
+from triptych.hub.pipeline import Pipeline
 from triptych.scenes.samples import SPLITS, scene_sample
 from triptych.scenes.speech import (
     ALWAYS_AVAILABLE,
@@ -140,3 +141,20 @@ class Exam:
     seed: int
     records: RecordStore
     progress: Progress
+
+
+@dataclass
+class Scored:
+    """Scores by name, and what each sample adds to the sums whose quotient a score is."""
+
+    scores: dict[str, Score] = field(default_factory=dict)
+    samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def add(self, name: str, hits: Sequence[float], counts: Sequence[float] | None = None) -> None:
+        """Score sum(hits) / sum(counts), by default the mean of hits."""
+        self.scores[name] = ratio_score(hits, counts)
+        self.samples[name] = [(float(a), float(b)) for a, b in zip(hits, counts or [1.0] * len(hits))]
+
+    def update(self, other: "Scored") -> None:
+        self.scores |= other.scores
+        self.samples |= other.samples

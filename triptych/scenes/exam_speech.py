@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from triptych.eval.audio import normalize_transcript, transcribe, wer_score
-from triptych.eval.scores import Score, ratio_score
+from triptych.eval.audio import normalize_transcript, transcribe, word_errors
 from triptych.eval.records import Record, run_part
-from triptych.scenes.exam_samples import Exam, SpokenSentence, spoken_sentence
+from triptych.scenes.exam_samples import Exam, Scored, SpokenSentence, spoken_sentence
 from triptych.scenes.speech import speakable, synthesize
 from triptych.scenes.voice_judge import comparable
 from triptych.scenes.voice_recognition import VoiceRecognizer
@@ -57,14 +56,14 @@ def _share_exact(records: Sequence[Record]) -> str:
     return f", {np.mean(_exact(records)):.3f} right"
 
 
-def score_transcribe(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
-    scores = {}
+def score_transcribe(exam: Exam) -> tuple[Scored, dict[str, Any]]:
+    scores = Scored()
     for group in exam.voices.groups(exam.world):
         records = exam.records.of(_named("transcribe", group))
         if records:
             texts, transcripts = ([record[name] for record in records] for name in ("text", "transcript"))
-            scores[_named("transcribe, WER", group)] = wer_score(texts, transcripts)
-            scores[_named("transcribe, sentences right", group)] = ratio_score(_exact(records))
+            scores.add(_named("transcribe, WER", group), *_errors(texts, transcripts))
+            scores.add(_named("transcribe, sentences right", group), _exact(records))
     return scores, _voices(exam)
 
 
@@ -157,19 +156,19 @@ def _heard(spoken: Sequence[SpokenSentence], clips: Sequence[Audio]) -> list[Rec
     ]
 
 
-def score_text_to_speech(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
-    scores: dict[str, Score] = {}
+def score_text_to_speech(exam: Exam) -> tuple[Scored, dict[str, Any]]:
+    scores = Scored()
     for part, suffix in _SUFFIXES.items():
         records = exam.records.of(part)
         if records:
-            scores[f"text to speech, Whisper WER{suffix}"] = _wer(exam, records)
+            scores.add(f"text to speech, Whisper WER{suffix}", *_heard_errors(exam, records))
     generated, references = exam.records.of(_GENERATED), exam.records.of(_REFERENCE)
     if not exam.world.plain_language:
         for kind in (_BARE, _REQUESTED):
             chosen = [record for record in generated if record["kind"] == kind]
             if chosen:
-                scores[f"text to speech, Whisper WER, {kind}"] = _wer(exam, chosen)
-    scores |= _voice_scores(exam)
+                scores.add(f"text to speech, Whisper WER, {kind}", *_heard_errors(exam, chosen))
+    scores.update(_voice_scores(exam))
     if len(references) < exam.num_speech:
         return scores, _voices(exam)
     durations, expected = ([record["length"] for record in records] for records in (generated, references))
@@ -181,23 +180,29 @@ def score_text_to_speech(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
     return scores, {"speech_seconds": seconds, **_voices(exam)}
 
 
-def _voice_scores(exam: Exam) -> dict[str, Score]:
+def _voice_scores(exam: Exam) -> Scored:
     """How often a requested voice is recognised in generated speech, and the right one in reconstructed speech."""
-    scores = {}
+    scores = Scored()
     for part in (_GENERATED, _RECONSTRUCTED):
         records = [record for record in exam.records.of(part) if record.get("kind") != _BARE and "recognized" in record]
         if records:
             right = [record["recognized"] == record["voice"] for record in records]
-            scores[f"text to speech, voice right{_SUFFIXES[part]}"] = ratio_score(right)
+            scores.add(f"text to speech, voice right{_SUFFIXES[part]}", right)
     return scores
 
 
-def _wer(exam: Exam, records: Sequence[Record]) -> Score:
+def _heard_errors(exam: Exam, records: Sequence[Record]) -> tuple[list[int], list[int]]:
     """Two spellings of one sound are no error of the speaker; the preset `small` has none."""
     texts, heard = ([record[name] for record in records] for name in ("text", "heard"))
     if exam.world.plain_language:
-        return wer_score(texts, heard)
-    return wer_score(list(map(comparable, texts)), list(map(comparable, heard)))
+        return _errors(texts, heard)
+    return _errors(list(map(comparable, texts)), list(map(comparable, heard)))
+
+
+def _errors(texts: Sequence[str], transcripts: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Word errors and reference words of each sentence."""
+    pairs = [word_errors(text, transcript) for text, transcript in zip(texts, transcripts)]
+    return [errors for errors, _ in pairs], [words for _, words in pairs]
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from triptych.eval.records import Record, run_part
 from triptych.eval.scores import Score, auroc
 from triptych.hub.input_checks import InputCheck
 from triptych.scenes.captions import caption
-from triptych.eval.records import Record, run_part
-from triptych.scenes.exam_samples import Exam, exam_scenes, spoken_sentence
+from triptych.scenes.exam_samples import Exam, Scored, exam_scenes, spoken_sentence
 from triptych.scenes.image import scene_image
 from triptych.utils.media import Audio
 
@@ -59,7 +59,7 @@ def run_unusual_inputs(exam: Exam, sampling: Mapping[str, Any]) -> None:
         run_part(exam.records, _PARTS[kind], len(items), measure, exam.progress)
 
 
-def score_unusual_inputs(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
+def score_unusual_inputs(exam: Exam) -> tuple[Scored, dict[str, Any]]:
     scores: dict[str, Score] = {}
     warned: dict[str, dict[str, float]] = {}
     for kind in _kinds(exam):
@@ -76,8 +76,8 @@ def score_unusual_inputs(exam: Exam) -> tuple[dict[str, Score], dict[str, Any]]:
             scores |= {f"unusual {kind}, AUROC, {name}": _score(usual, each) for name, each in distances.items()}
         warned[kind] = {name: float(np.mean(each)) for name, each in flags.items()}
     if not _kinds(exam):
-        return {}, {"unusual_inputs": "the model has no input checks"}
-    return scores, {"unusual_inputs": {"warned": warned}}
+        return Scored(), {"unusual_inputs": "the model has no input checks"}
+    return Scored(scores), {"unusual_inputs": {"warned": warned}}
 
 
 def _score(usual: Sequence[float], unusual: Sequence[float]) -> Score:

@@ -105,10 +105,10 @@ def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions
     """The sample of a row. Relative paths start at `folder`."""
     if not isinstance(row, Mapping):
         return BadSample(key, f"not a record: expected a JSON object, got {type(row).__name__}")
-    found = find_text(row, options)
-    if found is None:
+    prompt_and_text = find_text(row, options)
+    if prompt_and_text is None:
         return BadSample(key, f"no text: looked for {_wanted(options)}")
-    prompt, text = found
+    prompt, text = prompt_and_text
     if task == Task.TEXT:
         return RawSample(key, text, prompt=prompt)
     media = find_media(row, task, options)

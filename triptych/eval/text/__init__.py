@@ -1,0 +1,1 @@
+"""Text: log-likelihoods of answers, completions, and the tasks of lm-evaluation-harness."""
