@@ -74,8 +74,11 @@ def test_data_of_other_tokenizers_are_refused(bundle: TokenizerBundle, tmp_path:
         evaluate_elbo(model, bundle, [tmp_path / "similar"])
 
 
-def test_the_command_takes_the_validation_data_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_takes_the_validation_data_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokenizers without weights have no fingerprints, so the world of the training tests gets a text tokenizer."""
+    monkeypatch.chdir(tmp_path)  # results go to out/eval
     folder = make_world(tmp_path / "world")
     text = ByteBPE([])
     vocabulary = Vocabulary(text=text.vocab_size, image=TINY.image, audio=TINY.audio)

@@ -101,8 +101,8 @@ class EncoderFeatures:
         self.extractor = load_processor(AutoFeatureExtractor, pretrained_model, purpose)
         if "input_values" not in self.extractor.model_input_names:
             raise UserError(
-                f"{purpose}: {pretrained_model.name} ({pretrained_model.model_type}) takes no waveforms; use WavLM, HuBERT, wav2vec 2.0, or "
-                "clap=FOLDER for CLAP."
+                f"{purpose}: {pretrained_model.name} ({pretrained_model.model_type}) takes no waveforms; use WavLM, "
+                "HuBERT, wav2vec 2.0, or clap=FOLDER for CLAP."
             )
         self.model = load_weights(AutoModel, pretrained_model, purpose, device)
         self.kind, self.title = pretrained_model.model_type.replace("-", "_"), f"{pretrained_model.model_type} encoder"
