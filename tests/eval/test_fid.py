@@ -239,6 +239,29 @@ def test_statistics_are_read_as_they_are_published(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"mu": np.zeros(0), "sigma": np.zeros((0, 0))}, "expected numbers in mu"),
+        ({"mu": np.array(["a"]), "sigma": np.eye(1)}, "expected numbers in mu"),
+        ({"mu": np.zeros(2), "sigma": np.eye(3)}, "expected a mean"),
+        ({"mu": np.zeros(2), "sigma": np.eye(2), "n": np.array([np.nan])}, "n must be one whole number"),
+        ({"mu": np.zeros(2), "sigma": np.eye(2), "n": np.array([2, 3])}, "n must be one whole number"),
+        (None, "cannot be read as .npz"),
+    ],
+)
+def test_damaged_statistics_are_one_line(tmp_path, arrays, words):
+    path = tmp_path / "statistics.npz"
+    if arrays is None:
+        with open(path, "wb") as file:
+            np.save(file, np.zeros((2, 2)))
+    else:
+        np.savez(path, **arrays)
+    with pytest.raises(DataError, match=words) as caught:
+        load_gaussian(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [(b"", "cannot be read"), (b"PK\x03\x04 damaged", "cannot be read"), (None, "expected arrays mu")],
 )

@@ -125,6 +125,15 @@ def test_a_line_of_another_format_is_named(tmp_path, line, words):
     assert "\n" not in str(caught.value)
 
 
+def test_colors_that_no_judge_names_are_refused(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    line = {**GOOD, "prompt": "a\u2028dog", "include": [{"class": "dog", "count": 1, "color": "teal"}]}
+    path.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"prompts\.jsonl:1: expected a color among red, .*, got 'teal'"):
+        read_prompts(path)
+    assert [prompt.text for prompt in read_prompts(path, colors=None)] == ["a\u2028dog"]
+
+
 def test_files_without_prompts_are_refused(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match="holds no prompts"):

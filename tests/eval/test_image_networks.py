@@ -181,7 +181,7 @@ def test_an_image_is_resized_by_the_filter_of_pillow(dinov2):
 def test_judges_are_named_with_the_hash_of_their_weights(dinov2):
     judge = judge_of(FeatureSpec.parse(f"dinov2={dinov2}").load())
     assert judge.name == "DINOv2 (dinov2-tiny)"  # without the folders that it lies in
-    assert judge.sha256 == file_sha256(dinov2 / "model.safetensors")
+    assert judge.sha256 == find_pretrained(dinov2, (), "test").sha256
 
 
 # -- CLIP -------------------------------------------------------------------------------------------------------------
@@ -316,3 +316,19 @@ def test_a_name_on_the_hub_is_looked_up_in_the_cache(tmp_path, monkeypatch):
         find_pretrained("hf://someone/dinov2", ("dinov2",), "features of DINOv2")
     assert asked == [("someone/dinov2", False), ("someone/dinov2", True)]
     assert "\n" not in str(caught.value)
+
+
+def test_a_judge_is_known_by_all_files_that_are_loaded_and_by_transformers(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    hashes = [find_pretrained(tmp_path, (), "test").sha256]
+    (tmp_path / "notes.txt").write_text("not loaded")
+    assert find_pretrained(tmp_path, (), "test").sha256 == hashes[0]
+    for name in ("preprocessor_config.json", "tokenizer.json", "vocab.txt", "merges.txt"):
+        (tmp_path / name).write_text("{}")
+        hashes.append(find_pretrained(tmp_path, (), "test").sha256)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": 7}')
+    hashes.append(find_pretrained(tmp_path, (), "test").sha256)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
+    hashes.append(find_pretrained(tmp_path, (), "test").sha256)
+    assert len(set(hashes)) == 7

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from triptych.errors import DataError, UserError
+from triptych.eval import image as inception_module
 from triptych.eval.features import Dinov2Extractor, FeatureSpec
 from triptych.eval.frechet import Gaussian, frechet_score, save_gaussian
 from triptych.eval.geneval.detection import Detection
@@ -115,6 +116,8 @@ def test_results_say_what_they_depend_on(run, data, tmp_path):
         assert result.settings["num_samples"] == N
         assert result.settings["num_reference"] == 16
         assert result.settings["framing"] == "pad"
+        assert result.settings["reference"] == str(data)
+        assert result.settings["reference_sha256"] == open_images(data).fingerprint
         assert result.settings["sampling"]["num_steps"] == 2
         sums = np.array(result.samples).sum(0)
         assert sums[0] / sums[1] == pytest.approx(result.score.value, abs=1e-9), name
@@ -150,7 +153,9 @@ def test_three_images_have_no_precision(run, data):
 def test_extrapolation_is_an_option(run, data):
     found, _ = run(data=data, num_samples=N, extrapolate=True)
     assert found["fid_infinity_dinov2"].score.value < found["fid_dinov2"].score.value
-    _, missing = run(data=data, num_samples=5, extrapolate=True)
+    lines = []
+    _, missing = run(data=data, num_samples=5, extrapolate=True, lines=lines)
+    assert "FID of DINOv2 will not be extrapolated: it needs 8 generated samples, and there are 5" in lines[0]
     assert "at least 8 generated samples (2 d), got 5" in missing["fid_infinity_dinov2"]
 
 
@@ -255,8 +260,8 @@ def test_prompts_from_a_file_need_no_captions(run, data, tmp_path):
     found, _ = run(data=data, prompts=tmp_path / "prompts.txt")
     assert found["fid_dinov2"].settings["num_samples"] == 3
     assert found["fid_dinov2"].settings["prompts"].endswith("prompts.txt")
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "two cats"}\n{"text": "a dog"}\n')
-    assert read_prompt_file(tmp_path / "prompts.jsonl") == ["two cats", "a dog"]
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "two cats"}\n{"text": "a\u2028dog"}\n', encoding="utf-8")
+    assert read_prompt_file(tmp_path / "prompts.jsonl") == ["two cats", "a\u2028dog"]
 
 
 @pytest.mark.parametrize(
@@ -437,6 +442,19 @@ def test_published_statistics_give_fid_alone(run, data, tmp_path):
     assert "needs prompts" in missing["fid"]
 
 
+def test_statistics_of_another_network_are_refused_before_an_image_is_drawn(run, pipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipe, "text_to_image", lambda *args, **sampling: pytest.fail("drawn too early"))
+    save_gaussian(tmp_path / "stats.npz", Gaussian.of_features(np.random.default_rng(0).random((30, 4))))
+    (tmp_path / "prompts.txt").write_text("two cats\na dog\n")
+    settings = {"data": tmp_path / "stats.npz", "prompts": tmp_path / "prompts.txt", "features": ["inception"]}
+    with pytest.raises(DataError, match=r"has statistics of 4 features, expected 2,048 of Inception-v3"):
+        run(**settings)
+    (tmp_path / "damaged.pt").write_bytes(b"damaged")
+    monkeypatch.setattr(inception_module, "find_inception", lambda: tmp_path / "damaged.pt")
+    inception_module._inception.cache_clear()
+    assert "missing, damaged or another version" in run(**settings)[1]["fid"]
+
+
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [
@@ -475,6 +493,12 @@ def test_features_that_are_not_finite_name_their_image(run, data, monkeypatch):
     ("changed", "words"),
     [
         ({"num_samples": 1}, "at least 2, got 1"),
+        ({"num_samples": "5"}, "num_samples must be a whole number of at least 2, got '5'"),
+        ({"num_samples": 2.5}, "num_samples must be a whole number"),
+        ({"images_per_prompt": None}, "images_per_prompt must be a whole number"),
+        ({"features": "inception"}, "features must be a list"),
+        ({"data": 5}, "data must be a path or a name, got 5"),
+        ({"sampling": 5}, "sampling must be a mapping"),
         ({"images_per_prompt": 0}, "at least 1, got 0"),
         ({"sampling": {"seed": 3}}, "has no seed"),
         ({"features": ["dinov2=a", "dinov2=b"]}, "given once"),

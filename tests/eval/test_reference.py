@@ -3,6 +3,8 @@
 import io
 import json
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from triptych.errors import DataError, UserError
 from triptych.eval import reference as module
 from triptych.eval.features import FeatureSpec
 from triptych.eval.frechet import Gaussian
-from triptych.eval.reference import Framing, open_images, reference_features
+from triptych.eval.reference import Framing, full_path, open_images, reference_features
 
 SPEC = FeatureSpec("dinov2", "unused")
 WHOLE = Framing("original")
@@ -261,3 +263,47 @@ def test_one_image_is_no_reference(tmp_path):
     (tmp_path / "images" / "one.png").write_bytes(png(0))
     with pytest.raises(DataError, match="has 1 images that can be read; a reference needs at least 2"):
         reference_features(open_images(tmp_path / "images"), SPEC, WHOLE, cache=tmp_path / "c", extractor=Means())
+
+
+def test_two_processes_that_fill_one_cache_compute_it_once(folder, tmp_path, small_chunks):
+    """The second one waits for the first, and uses its result."""
+    started, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(Means):
+        def __call__(self, images):
+            started.set()
+            assert may_go_on.wait(10)
+            return super().__call__(images)
+
+    slow, second, lines = Slow(), Means(), []
+
+    def waiting(line):
+        lines.append(line)
+        may_go_on.set()
+
+    options = {"cache": tmp_path / "cache"}
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(reference_features, open_images(folder), SPEC, WHOLE, extractor=slow, **options)
+        assert started.wait(10)
+        other = pool.submit(
+            reference_features, open_images(folder), SPEC, WHOLE, extractor=second, progress=waiting, **options
+        )
+        results = [each.result(20) for each in (one, other)]
+    assert (slow.seen, second.seen) == (23, 0)
+    assert "waiting for process" in lines[0]
+    np.testing.assert_array_equal(results[0].features, results[1].features)
+
+
+def test_a_broken_link_is_an_unreadable_image(folder, tmp_path):
+    (folder / "broken.png").symlink_to(tmp_path / "nowhere.png")
+    assert open_images(folder).size == 24
+    with pytest.raises(DataError, match=r"1 of 24 images in .* cannot be read, such as .*broken\.png"):
+        reference_features(open_images(folder), SPEC, WHOLE, cache=tmp_path / "cache", extractor=Means())
+
+
+def test_a_relative_path_is_the_same_set(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(png(0))
+    (tmp_path / "table.jsonl").write_text(json.dumps({"file_name": "a.png", "text": "x"}))
+    monkeypatch.chdir(tmp_path)
+    assert open_images("table.jsonl").fingerprint == open_images(tmp_path / "table.jsonl").fingerprint
+    assert full_path("table.jsonl") == str(tmp_path / "table.jsonl")

@@ -151,7 +151,53 @@ def test_results_are_found_by_folder_and_by_model(tmp_path):
     assert find_results(root / "one", root).folder == root / "one"
     assert find_results("runs/one", root).folder == root / "one"
     ResultFolder(root / "one-22222222").add(entry(model=OTHER, date="2026-02-01T00:00:00Z"))
-    assert find_results("one", root).folder == root / "one-22222222"  # the newest
+    assert find_results("one-22222222", root).folder == root / "one-22222222"
+    for text in ("one", "runs/one"):
+        with pytest.raises(UserError, match=r"may mean the results in any of .*/one, .*/one-22222222: give one"):
+            find_results(text, root)
+
+
+def test_results_of_another_model_of_that_folder_name_are_not_taken(tmp_path):
+    root = tmp_path / "out"
+    ResultFolder(root / "one").add(entry())
+    (tmp_path / "elsewhere" / "one").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"no results of the model .*elsewhere/one: .*/out/one is of runs/one\."):
+        find_results(tmp_path / "elsewhere" / "one", root)
+    mine = ModelInfo(str(tmp_path / "elsewhere" / "one"), "3" * 64)
+    ResultFolder(root / "one-33333333").add(entry(model=mine))
+    assert find_results(tmp_path / "elsewhere" / "one", root).folder == root / "one-33333333"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"n": 10', '"n": Infinity'), ('"n": 10', '"n": 1e999'), ('"value": 0.25', '"value": NaN'),
+     ('"value": 0.25', '"value": 1e999'), ('"data": "clips"', '"data": ' + "[" * 100_000)],
+)  # fmt: skip
+def test_lines_with_numbers_that_are_none_are_damaged(tmp_path, old, new):
+    folder = ResultFolder(tmp_path)
+    folder.add(entry(), entry(FID))
+    first, second = folder.file.read_text().splitlines()
+    assert old in first
+    folder.file.write_text(f"{first.replace(old, new)}\n{second}\n")
+    stored = folder.read()
+    assert [each.metric.name for each in stored.entries] == ["fid"]
+    assert "1 damaged line is ignored (line 1)" in stored.notes[0]
+
+
+def test_what_was_measured_besides_makes_no_second_result(tmp_path):
+    folder = ResultFolder(tmp_path)
+    folder.add(entry(settings={"data": "x", "refused": 1, "by_codebook": [0.5, 0.25]}))
+    folder.add(entry(settings={"data": "x", "refused": 0, "by_codebook": [0.5, 0.75]}))
+    assert len(folder.read().entries) == 1
+
+
+def test_a_row_of_the_paper_is_not_missing_once_its_data_are_measured(tmp_path):
+    folder = ResultFolder(tmp_path)
+    rows = ("wer/librispeech-pc", "wer/train")
+    metrics = [Metric(name, "WER", "audio", False, (0.0, 1.0)) for name in rows]
+    folder.add(*(MissingEntry("audio", Missing(metric, "no data"), ONE) for metric in metrics))
+    folder.add(entry(settings={"data": "librispeech-pc"}))
+    assert [each.metric.name for each in folder.read().missing] == ["wer/train"]
 
 
 def test_bad_folders_are_one_clear_line(tmp_path):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from triptych.eval import scores
 from triptych.eval.scores import Score, auroc, category_score, ratio_score
 
 
@@ -76,3 +77,13 @@ def test_auroc_counts_pairs(seed, low, high):
     expected = sum(1.0 if b > a else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs)
     assert auroc(usual, unusual) == pytest.approx(expected)
     assert auroc(unusual, usual) == pytest.approx(1 - expected)
+
+
+def test_a_bootstrap_in_blocks_has_the_same_values(monkeypatch):
+    hits, counts = np.random.default_rng(1).random(37), np.arange(1, 38)
+    picks = np.random.default_rng(0).integers(37, size=(1000, 37))
+    values = hits[picks].sum(1) / counts[picks].sum(1)
+    for block in (1, 37 * 7, 1 << 20):
+        monkeypatch.setattr(scores, "_PICKS", block)
+        score = scores.ratio_score(hits, counts)
+        assert [score.low, score.high] == np.quantile(values, (0.025, 0.975)).tolist()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from triptych.errors import UserError
+from triptych.errors import CheckpointError, UserError
 from triptych.eval.text.likelihood import LikelihoodConfig, LikelihoodEstimator, TextRequest
 from triptych.eval.text.masks import all_masks, drawn_masks, longest_enumerable
 from triptych.model.transformer import ModelConfig, Targets, Transformer, initialise
@@ -104,6 +104,14 @@ def test_one_token_needs_one_draw_and_says_whether_it_is_greedy():
     best = int(truth.argmax())
     assert [each.is_greedy for each in found] == [token == best for token in range(VOCABULARY.text)]
     assert not estimate([request([3], [1, 2])])[0].is_greedy
+
+
+def test_a_model_with_nan_weights_has_no_likelihood():
+    model = tiny()
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(CheckpointError, match="log-likelihood of nan, expected a finite number"):
+        LikelihoodEstimator(model)([request([1], [2])])
 
 
 @pytest.mark.parametrize(("scope", "columns"), [("modality", 11 + 2), ("full", 11 + 7 + 5 + 3 * 2)])

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from triptych.errors import DataError, UserError
+from triptych.errors import CheckpointError, DataError, UserError
 from triptych.eval.metrics import Missing, Result
-from triptych.eval.records import RecordStore
+from triptych.eval.records import RecordStore, run_part
 from triptych.eval.suite import Evaluation, ModelSource
 from triptych.eval.text import __main__ as command
 from triptych.eval.text import suite as suite_module
+from triptych.eval.text import tasks as tasks_module
 from triptych.eval.text.likelihood import LikelihoodEstimator, MaskedLosses
 from triptych.eval.text.masks import all_masks
 from triptych.eval.text.suite import TextSettings, text_metrics, text_suite, truthful_mass
@@ -182,6 +184,26 @@ def test_several_processes_give_the_same_results(pipe, tmp_path):
     np.testing.assert_allclose(np.concatenate(values[0]), np.concatenate(values[1]), atol=1e-4)
 
 
+def test_a_damaged_record_is_computed_again_and_those_after_it(tmp_path):
+    def compute(numbers):
+        return [{"value": number} for number in numbers]
+
+    store = RecordStore(tmp_path, {})
+    run_part(store, "part", 5, compute, lambda line: None)
+    store.close()
+    path = store.folder / "part.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damaged in (b'{"val\x00\n', b"7\n", b'{"value": 2}\n'):
+        path.write_bytes(b"".join([*lines[:2], damaged, *lines[3:]]))
+        store, report = RecordStore(tmp_path, {}), []
+        records = run_part(store, "part", 5, compute, report.append)
+        store.close()
+        assert [record["value"] for record in records] == list(range(5))
+        assert "part: 2 of 5 kept" in report[0]
+        assert "part: record 3 on disk is damaged; computed again from there" in report[1]
+        assert len(path.read_bytes().splitlines()) == 5
+
+
 # -- what is not there ------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +242,15 @@ def test_without_lm_eval_all_is_missing(pipe, tmp_path, monkeypatch):
 # -- bad rows and settings --------------------------------------------------------------------------------------------
 
 
+def mmlu(**changed):
+    row = {"subject": "anatomy", "question": "q", "choices": ["a", "b", "c", "d"], "answer": 0}
+    return json.dumps(row | changed)
+
+
+def truthful(choices, labels):
+    return json.dumps({"question": "q", "mc2_targets": {"choices": choices, "labels": labels}})
+
+
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
@@ -234,21 +265,86 @@ def test_without_lm_eval_all_is_missing(pipe, tmp_path, monkeypatch):
         (
             "arc_easy",
             '{"question": "q", "choices": "text", "answerKey": "A"}',
-            "lm-eval cannot read .*arc_easy.jsonl as arc_easy: ",
+            "line 2 of .*arc_easy.jsonl, field choices: ARC-Easy needs an object with lists",
         ),
         (
             "piqa",
             '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}',
-            "cannot read .*piqa.jsonl.*the answer of question 2 is not among its 2 choices",
+            "line 2 of .*piqa.jsonl, field label: .*the answer among its 2 choices.*, got 2",
         ),
+        ("piqa", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 1.0}', r"field label: .*, got 1\.0"),
+        ("piqa", b'{"goal": "\xe4", "sol1": "b", "sol2": "c", "label": 1}', "line 2 of .*piqa.jsonl is not UTF-8"),
+        ("mmlu", mmlu(answer="E"), 'field answer: MMLU needs a number from 0 to 3 .*, got "E"'),
+        ("mmlu", mmlu(choices=["a", "b", "c"]), "field choices: MMLU needs a list of 4 texts"),
+        ("mmlu", mmlu(choices=["a", "b", "c", "d", "e"]), "field choices: MMLU needs a list of 4 texts"),
+        ("mmlu", mmlu(question=None), "field question: MMLU needs a text that is not empty, got null"),
+        (
+            "logiqa2",
+            '{"text": "t", "question": "q", "options": ["a", "b"], "answer": "x"}',
+            "field answer: LogiQA2 needs a number from 0 to 1",
+        ),
+        (
+            "arc_easy",
+            '{"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "Z"}',
+            'field answerKey: ARC-Easy needs one of the labels A, B, got "Z"',
+        ),
+        ("truthfulqa_mc2", truthful(["a", "b"], [1]), "field mc2_targets: .*lists choices and labels of equal length"),
+        ("truthfulqa_mc2", truthful(["a", "b"], [0, 0]), "field mc2_targets: .*at least one of each"),
+        ("winogrande", '{"sentence": "a _", "option1": "b", "option2": "c", "answer": 1}', "field answer: .*, got 1"),
+        (
+            "hellaswag",
+            '{"activity_label": "a", "ctx_a": "b", "ctx_b": "", "endings": ["c", "d"], "label": ""}',
+            "field label: HellaSwag needs a number from 0 to 1",
+        ),
+        ("bbh", '{"task": "word_sorting", "input": "a", "target": null}', "field target: .*, got null"),
     ],
 )
 def test_bad_rows_are_refused_in_one_line(pipe, tmp_path, name, line, message):
     first = (ROWS / f"{name}.jsonl").read_text().splitlines()[0]
-    (tmp_path / f"{name}.jsonl").write_text(f"{first}\n{line}\n")
+    line = line if isinstance(line, bytes) else line.encode()
+    (tmp_path / f"{name}.jsonl").write_bytes(first.encode() + b"\n" + line + b"\n")
     with pytest.raises(DataError, match=message) as caught:
         run(pipe, tmp_path, tasks=(name,), data=tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_parts_are_listed_once_and_rows_read_once_for_all_parts(tmp_path, monkeypatch):
+    rows = [json.loads(mmlu(subject=part)) for part in TASKS["mmlu"].parts()]
+    (tmp_path / "mmlu.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    local = find_rows(TASKS["mmlu"], tmp_path)
+    reads = []
+    monkeypatch.setattr(tasks_module, "read_rows", lambda *a: reads.append(a) or read_rows(*a))
+    monkeypatch.setattr(Path, "glob", lambda *a: pytest.fail("the folder was listed again"))
+    assert len(tasks_module.write_yaml(TASKS["mmlu"], tmp_path / "out", local)) == len(rows) == 57
+    assert len(reads) == 1
+    written = (tmp_path / "out" / "rows" / "mmlu_anatomy.mmlu.jsonl").read_text().splitlines()
+    assert [json.loads(line)["choices"] for line in written] == [["a", "b", "c", "d"]]
+
+
+def test_settings_tell_examples_apart(pipe, tmp_path):
+    (tmp_path / "arc_easy.jsonl").write_text((ROWS / "arc_easy.jsonl").read_text())
+    identities = []
+    for number in range(2):
+        row = json.loads((ROWS / "arc_easy.jsonl").read_text().splitlines()[number])
+        (tmp_path / "arc_easy.fewshot.jsonl").write_text(json.dumps(row) + "\n")
+        acc, _ = run(pipe, tmp_path, tasks=("arc_easy",), data=tmp_path, num_fewshot=1, limit=1, mc_num=1)
+        identities.append(acc.settings["data"])
+    assert identities[0]["sha256"] == identities[1]["sha256"]
+    assert identities[0]["examples_sha256"] != identities[1]["examples_sha256"]
+
+
+def test_a_model_with_nan_weights_has_no_results(tmp_path):
+    broken = Pipeline.from_pretrained("scenes", device="cpu", check_inputs=False)
+    with torch.no_grad():
+        next(broken.model.parameters()).fill_(math.nan)
+    for task, words in (("arc_easy", "log-likelihood of nan"), ("bbh", "logits that are not finite")):
+        with pytest.raises(CheckpointError, match=words):
+            run(broken, tmp_path, tasks=(task,), data=ROWS)
+
+
+def test_seeds_are_whole_numbers(pipe, tmp_path):
+    with pytest.raises(UserError, match="seed must be a whole number, got 'x'"):
+        run(pipe, tmp_path, tasks=("piqa",), data=ROWS, seed="x")
 
 
 def test_empty_files_and_absent_examples_are_refused(tmp_path):
@@ -271,6 +367,8 @@ def test_empty_files_and_absent_examples_are_refused(tmp_path):
         ({"tasks": ("arc_esy",)}, "unknown text task 'arc_esy'. Did you mean 'arc_easy'"),
         ({"tasks": ()}, "name at least one text task"),
         ({"tasks": "piqa"}, "must be a list"),
+        ({"tasks": 5}, "tasks must be a list of names, got 5"),
+        ({"data": 5}, "data must be a folder, got 5"),
         ({"data": "nowhere"}, "the data nowhere are not a folder"),
         ({"limit": 0}, "limit must be"),
         ({"num_fewshot": -1}, "num_fewshot must be a whole number of at least 0"),

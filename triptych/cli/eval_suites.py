@@ -36,7 +36,9 @@ examples:
 def add_text(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("language tasks")
     group.add_argument("--tasks", nargs="+", metavar="TASK", help="names of tasks (default: all ten)")
-    group.add_argument("--limit", type=positive_int, metavar="N", help="questions of each task (default: all)")
+    group.add_argument(
+        "--limit", type=positive_int, metavar="N", help="questions of each task, or of each part of MMLU and BBH (all)"
+    )
     group.add_argument("--num-fewshot", type=int, metavar="N", help="examples in the prompt (default: lm-eval's)")
     group.add_argument("--mc-num", type=positive_int, metavar="N", help="random masks for each answer (default: 128)")
     group.add_argument("--batch-size", type=positive_int, metavar="N", help="masked texts in a forward pass")

@@ -107,11 +107,13 @@ def _run_own(args: argparse.Namespace) -> None:
     from triptych.eval.codecs import CodecSettings
     from triptych.eval.run_codecs import codec_table, guess_modality, run_codecs
     from triptych.training.logging import environment
+    from triptych.utils.device import resolve_device
 
+    device = str(resolve_device(args.device))  # an unknown one is an error here, not for every codec
     modality: Any = args.modality or guess_modality(args.data)
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given(args, *_SETTINGS).items()}
     settings = CodecSettings(
-        codec=args.tokenizers[0], modality=modality, data=tuple(args.data), device=args.device, **values
+        codec=args.tokenizers[0], modality=modality, data=tuple(args.data), device=device, **values
     )
     results = run_codecs(
         args.tokenizers,

@@ -34,7 +34,7 @@ from triptych.eval.frechet import Gaussian, frechet_score
 from triptych.eval.metrics import Judge, Metric, Missing, Result
 from triptych.eval.packing import unpack
 from triptych.eval.records import Compute, Record, run_part_in_processes
-from triptych.eval.scores import Score, ratio_score
+from triptych.eval.scores import Score, interval_or_nan, ratio_score
 from triptych.eval.speech_data import Clip, SpeechData, choose_speech
 from triptych.eval.suite import Evaluation, ModelSource, Outcomes
 from triptych.eval.transcripts import Unit, count_errors
@@ -109,7 +109,7 @@ class AudioSettings:
 def _metric(name: str, title: str, higher: bool, bounds: tuple[float, float] | None, group: str = _GENERATED) -> Metric:
     suffix = "" if group == _GENERATED else f"_{group}"
     of = "" if group == _GENERATED else f", {group} speech"
-    return Metric(f"{name}{suffix}", f"{title}{of}", "audio", higher, bounds)
+    return Metric(f"{name}{suffix}", f"{title}{of}", "audio", higher, bounds, headline=group == _GENERATED)
 
 
 def _error_metric(name: str, group: str = _GENERATED) -> Metric:
@@ -468,7 +468,7 @@ class _Run:
 
     def _mean(self, metric: Metric, values: Sequence[float], judge: Judge, extra: dict[str, Any]) -> Result:
         about = self._about(_GENERATED, extra)
-        return Result(metric, ratio_score(values), about, judge, [(value, 1.0) for value in values])
+        return Result(metric, interval_or_nan(ratio_score(values)), about, judge, [(value, 1.0) for value in values])
 
     def _about(self, direction: str, extra: Mapping[str, Any]) -> dict[str, Any]:
         """What a value depends on."""
@@ -510,7 +510,7 @@ def _floats(pair: tuple[int, int]) -> tuple[float, float]:
 
 
 def _ratio(samples: Sequence[tuple[float, float]]) -> Score:
-    return ratio_score([top for top, _ in samples], [bottom for _, bottom in samples])
+    return interval_or_nan(ratio_score([top for top, _ in samples], [bottom for _, bottom in samples]))
 
 
 def _score_of_quotient(samples: Sequence[tuple[float, float]]) -> Score:
@@ -520,7 +520,9 @@ def _score_of_quotient(samples: Sequence[tuple[float, float]]) -> Score:
     residuals = top - value * bottom
     n = len(samples)
     spread = float(np.sqrt(np.square(residuals).sum() * n / max(n - 1, 1)) / bottom.sum())
-    return Score(max(value, 0.0), max(value - _Z * spread, 0.0), max(value + _Z * spread, 0.0), n)
+    return interval_or_nan(
+        Score(max(value, 0.0), max(value - _Z * spread, 0.0), max(value + _Z * spread, 0.0), n),
+    )
 
 
 def _open_judges(settings: AudioSettings, device: str) -> tuple[dict[str, JudgeTask], list[Missing]]:

@@ -11,6 +11,7 @@ rFID is the Fréchet distance between images and their own reconstructions, as i
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from triptych.eval.image_codecs import ImageCodec, open_image_codec
 from triptych.eval.metrics import Judge, Metric, Missing, Result
 from triptych.eval.packing import pack, unpack
 from triptych.eval.records import Compute, Progress, Record, RecordStore, run_part_in_processes
-from triptych.eval.scores import Score, ratio_score
+from triptych.eval.scores import Score, interval_or_nan, ratio_score
 from triptych.eval.speech_data import Clip, choose, choose_speech, media_files
 from triptych.eval.speech_quality import pesq, stoi
 from triptych.eval.transcripts import count_errors
@@ -213,9 +214,9 @@ def _images(run: _Run) -> Outcomes:
     files = media_files(settings.data, IMAGE_SUFFIXES)
     chosen = tuple(files[index] for index in choose(len(files), settings.num_samples, run.seed))
     run.progress(f"{codec.facts.name}: {len(chosen)} images")
-    names = [[file.name, file.stat().st_size] for file in chosen]
+    data_sha256 = hashlib.sha256(json.dumps([[file.name, _content(file)] for file in chosen]).encode()).hexdigest()
     judges = [each.sha256 for each in extractors.values()]
-    digest = _digest(names, codec.facts.as_json(), _codec_sha(settings.codec), settings.fit, judges)
+    digest = _digest(data_sha256, codec.facts.as_json(), _codec_sha(settings.codec), settings.fit, judges)
     records = run.run_part("codec images", digest, len(chosen), _Rebuilding(settings, chosen))
     usable = [record for record in records if "refused" not in record]
     if not usable:
@@ -224,7 +225,8 @@ def _images(run: _Run) -> Outcomes:
     if refused:
         first = next(record["refused"] for record in records if "refused" in record)
         run.progress(f"  {refused} images left out; the first: {first}")
-    about = _about(run, codec.facts, {"fit": settings.fit, "refused": refused})
+    data = {"data_sha256": data_sha256, "images": len(chosen), "resolution": codec.facts.resolution}
+    about = _about(run, codec.facts, {**data, "fit": settings.fit, "refused": refused})
     for place, (text, extractor) in enumerate(extractors.items()):
         yield _rfid(run, _rfid_metric(text), judge_of(extractor), usable, place, about, digest)
     yield _mean(Metric("codec_psnr", "PSNR in dB", "image", True), [each["psnr"] for each in usable], None, about)
@@ -233,6 +235,14 @@ def _images(run: _Run) -> Outcomes:
     yield _mean(metric, values, None, about) if values else Missing(metric, "SSIM needs images of at least 11 pixels.")
     if codec.facts.vocabulary is not None:
         yield from _code_use([unpack(each["codes"]) for each in usable], codec.facts, "image", about)
+
+
+def _content(file: Path) -> str:
+    """SHA-256 of a file now; "" if it cannot be read, which is found again when it is measured."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _rfid_metric(text: str) -> Metric:
@@ -362,7 +372,14 @@ def _audio(run: _Run) -> Outcomes:
     usable = [(clip, record) for clip, record in zip(data.clips, records) if "refused" not in record]
     if not usable:
         raise DataError(f"the codec takes none of the {len(records)} clips. The first: {records[0]['refused']}")
-    extra = {"refused": len(records) - len(usable), "left_out": dict(data.left_out), "language": settings.language}
+    extra = {
+        "data_sha256": data.sha256,
+        "clips": len(data.clips),
+        "max_seconds": settings.max_seconds,
+        "refused": len(records) - len(usable),
+        "left_out": dict(data.left_out),
+        "language": settings.language,
+    }
     for number in _versions(codebooks):
         yield from _audio_results(run, codec.facts, number, usable, judges, measures, extra)
     if codec.facts.vocabulary is not None:
@@ -393,7 +410,13 @@ def _of(number: int | str) -> str:
 
 
 def _wer_metric(number: int | str) -> Metric:
-    return Metric(f"codec_wer_{number}", f"WER by Whisper{_of(number)}", "audio", False, (0.0, 1.0))
+    return _version_metric("wer", "WER by Whisper", number, False, (0.0, 1.0))
+
+
+def _version_metric(name: str, title: str, number: int | str, higher: bool, bounds: tuple[float, float]) -> Metric:
+    """A metric of one version of the clips. That of the recordings is a baseline."""
+    is_headline = number != _ORIGINAL
+    return Metric(f"codec_{name}_{number}", f"{title}{_of(number)}", "audio", higher, bounds, is_headline)
 
 
 def _audio_results(
@@ -421,12 +444,11 @@ def _audio_results(
             else:
                 yield Missing(metric, f"{_TITLES[name]} finds no speech in any clip.")
     if "rate" in judges:
-        metric = Metric(f"codec_dnsmos_{number}", f"DNSMOS overall{_of(number)}", "audio", True, (1.0, 5.0))
+        metric = _version_metric("dnsmos", "DNSMOS overall", number, True, (1.0, 5.0))
         yield _mean(metric, [each[str(number)]["dnsmos"][2] for _, each in usable], judges["rate"].judge, about)
     if "aesthetics" in judges:
         for axis in AXES:
-            title = f"Audiobox {axis}{_of(number)}"
-            metric = Metric(f"codec_audiobox/{axis}_{number}", title, "audio", axis != "PC", (1.0, 10.0))
+            metric = _version_metric(f"audiobox/{axis}", f"Audiobox {axis}", number, axis != "PC", (1.0, 10.0))
             values = [each[str(number)][axis] for _, each in usable]
             yield _mean(metric, values, judges["aesthetics"].judge, about)
     if "hear" in judges:
@@ -450,7 +472,7 @@ def _open(settings: CodecSettings, codebooks: Sequence[int]) -> tuple[dict[str, 
     every = _versions(codebooks)
     wanted.append(("hear", hear, settings.whisper is not None, [_wer_metric(number) for number in every]))
     if settings.dnsmos:
-        metrics = [Metric(f"codec_dnsmos_{number}", "DNSMOS", "audio", True, (1.0, 5.0)) for number in every]
+        metrics = [_version_metric("dnsmos", "DNSMOS overall", number, True, (1.0, 5.0)) for number in every]
         wanted.append(("rate", RateSpeech(), False, metrics))
     if settings.aesthetics is not None:
         wanted.append(("aesthetics", RateAesthetics(settings.aesthetics, settings.device), True, []))
@@ -486,7 +508,8 @@ def _about(run: _Run, facts: CodecFacts, extra: dict[str, Any]) -> dict[str, Any
 
 
 def _mean(metric: Metric, values: Sequence[float], judge: Judge | None, about: dict[str, Any]) -> Result:
-    return Result(metric, ratio_score(values), about, judge, [(float(value), 1.0) for value in values])
+    score = interval_or_nan(ratio_score(values))
+    return Result(metric, score, about, judge, [(float(value), 1.0) for value in values])
 
 
 def _code_use(
@@ -505,7 +528,7 @@ def _code_use(
     ):
         value = float(np.mean(values))
         # A fact about these codes; more data would use more of them, so there is no interval.
-        score = Score(value, value, value, len(codes))
+        score = Score(value, math.nan, math.nan, len(codes))
         by_codebook = {"by_codebook": [round(each, 5) for each in values]} if len(values) > 1 else {}
         yield Result(Metric(f"{name}_{kind}", title, kind, True, bounds), score, {**about, **by_codebook})
 

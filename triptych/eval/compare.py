@@ -15,28 +15,11 @@ import numpy as np
 from triptych.errors import DataError, UserError, did_you_mean
 from triptych.eval.difference import Difference, holm, paired_difference, unpaired_difference
 from triptych.eval.metrics import Metric
-from triptych.eval.results import Entry, StoredResults
+from triptych.eval.results import MEASURED, Entry, StoredResults
 from triptych.eval.scores import Score
 
 LEVEL = 0.05
 """The chance that any of the verdicts names a better model although both are equal."""
-_NO_CONDITIONS = {
-    "background",
-    "bits_per_second",
-    "codec",
-    "is_reliable",
-    "prompts_cut_off",
-    "refused",
-    "requests",
-    "signal",
-    "tokens_per_second",
-    "tokens_seen",
-    "truncated_prompts",
-    "vectors",
-    "warning",
-    "without_speech",
-}
-"""Settings that say what was found or what the model is, not what was asked for: two models may differ in them."""
 TOKENIZERS = "tokenizers"
 """Name of the setting of metrics per token; models with other tokenizers count other tokens."""
 Verdict = Literal["first better", "second better", "no difference shown"]
@@ -123,7 +106,7 @@ class ComparisonResult:
             lines.append(
                 f"| {each.label} {arrow} | {format_score(each.metric, each.first.value)} "
                 f"| {format_score(each.metric, each.second.value)} "
-                f"| {difference.value:+.4g} | {difference.low:+.4g} to {difference.high:+.4g} "
+                f"| {difference.value:+.4g} | {_interval(difference)} "
                 f"| {format_p(each.p_corrected)} | {self.named(each.verdict)}{_how(each)} |"
             )
         lines += [f"not compared: {each.metric.title}: {each.reason}" for each in self.not_compared]
@@ -186,6 +169,7 @@ def compare(
     if metrics and not any(chosen):
         known = sorted({entry.metric.name for entry in (*first.entries, *second.entries)})
         raise UserError(f"neither model has a metric {metrics[0]!r}.{did_you_mean(metrics[0], known)}")
+    _check_allowed(allow, (*first.entries, *second.entries))
     groups = [_by_metric(entries) for entries in chosen]
     common = [key for key in groups[0] if key in groups[1]]
     if not common:
@@ -236,6 +220,14 @@ def _chosen(entries: Sequence[Entry], patterns: Sequence[str], parts: bool) -> l
     return [each for each in entries if any(fnmatchcase(each.metric.name, pattern) for pattern in patterns)]
 
 
+def _check_allowed(allow: Collection[str], entries: Sequence[Entry]) -> None:
+    """An error if a condition that may differ is none of any result."""
+    known = sorted({key for entry in entries for key in conditions(entry)} | {"number of samples"})
+    for name in allow:
+        if name not in known:
+            raise UserError(f"no result has a setting {name!r} that may differ.{did_you_mean(name, known)}")
+
+
 def _by_metric(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
@@ -277,7 +269,7 @@ def _matched(
 def conditions(entry: Entry) -> dict[str, Any]:
     """All that must be equal for two results to be comparable."""
     judge = entry.result.judge
-    asked = {key: value for key, value in entry.result.settings.items() if key not in _NO_CONDITIONS}
+    asked = {key: value for key, value in entry.result.settings.items() if key not in MEASURED}
     given = {**asked, "seed": entry.seed, "judge": judge.sha256 if judge else None}
     if entry.metric.bounds is None:  # a Fréchet distance is larger with fewer samples
         given["number of samples"] = entry.score.n
@@ -308,6 +300,12 @@ def _shown(values: Mapping[str, Any], key: str, entry: Entry) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _interval(difference: Difference) -> str:
+    if not np.isfinite([difference.low, difference.high]).all():
+        return "–"
+    return f"{difference.low:+.4g} to {difference.high:+.4g}"
+
+
 def label_of(entry: Entry) -> str:
     """A metric's title with the data that it was measured on."""
     data = dataset_of(entry)
@@ -333,8 +331,10 @@ def _note(one: Entry, other: Entry) -> str:
 
 def _difference(one: Entry, other: Entry) -> Difference:
     mine, theirs = one.result.samples, other.result.samples
-    # Where a model refused inputs, sample i of both need not be the same.
-    is_aligned = not any(each.result.settings.get("refused") for each in (one, other))
+    # Where inputs were refused, or clips have no value because no speech is in them, sample i of both need not be
+    # the same.
+    dropped = ("refused", "without_speech")
+    is_aligned = not any(each.result.settings.get(key) for each in (one, other) for key in dropped)
     if mine and theirs and len(mine) == len(theirs) and is_aligned:
         return paired_difference(mine, theirs)
     return unpaired_difference(one.score, other.score)

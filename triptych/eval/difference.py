@@ -133,10 +133,10 @@ def unpaired_difference(first: Score, second: Score) -> Difference:
     below = float(np.hypot(first.value - first.low, second.high - second.value))
     above = float(np.hypot(first.high - first.value, second.value - second.low))
     n = min(first.n, second.n)
-    if not np.isfinite([below, above]).all():
-        return Difference(value, -np.inf, np.inf, 1.0, n, "unpaired")
     margin = below if value > 0 else above  # on the side of zero
-    p = 1.0 if value == 0 else 0.0 if margin == 0 else float(2 * stats.norm.sf(_Z * abs(value) / margin))
+    if not np.isfinite([below, above]).all() or (value and not margin):  # facts without intervals show nothing
+        return Difference(value, -np.inf, np.inf, 1.0, n, "unpaired")
+    p = 1.0 if value == 0 else float(2 * stats.norm.sf(_Z * abs(value) / margin))
     return Difference(value, value - below, value + above, p, n, "unpaired")
 
 

@@ -8,7 +8,7 @@ units       "two dollars and fifty cents", "ten percent"  $2.50, 10%
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -17,10 +17,10 @@ _BELOW_TWENTY = (
     "eighteen nineteen"
 )
 _ROUND = "twenty thirty forty fifty sixty seventy eighty ninety"
-_LARGE = "thousand million billion trillion quadrillion"
+LARGE = ("thousand", "million", "billion", "trillion", "quadrillion")
 _ONES = {name: value for value, name in enumerate(_BELOW_TWENTY.split(), start=1)}
 _TENS = {name: 10 * value for value, name in enumerate(_ROUND.split(), start=2)}
-_MULTIPLIERS = {name: 1000**power for power, name in enumerate(_LARGE.split(), start=1)}
+_MULTIPLIERS = {name: 1000**power for power, name in enumerate(LARGE, start=1)}
 _LARGE_UNITS = ("hundred", *_MULTIPLIERS)
 _VAGUE = ("few", "several", "a", "many")  # "a few hundred" is no number
 _IRREGULAR = {"first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12}
@@ -61,44 +61,49 @@ class _Number:
         return f"{self.sign}{self.digits}{self.ending}"
 
 
-def write_numbers(words: Sequence[str]) -> list[str]:
-    """The words with every number as digits. "one" alone stays a word, because it is a pronoun as well."""
+def write_numbers(words: Sequence[str], breaks: Collection[int] = ()) -> list[str]:
+    """The words with every number as digits. "one" alone stays a word, because it is a pronoun as well.
+
+    `breaks` are the indices of words before which a clause or a member of a list starts: "one, two" are two numbers.
+    """
     written: list[str] = []
     at = 0
     while at < len(words):
-        number, end = _read(words, at)
+        number, end = _read(words, at, breaks)
         if number is None:
             written.append("oh" if words[at] == "o" else words[at])
             at += 1
             continue
-        number, end = _with_unit(number, words, end)
+        number, end = _with_unit(number, words, end, breaks)
         if end < len(words) and _is_percent(words, end):
             written.append(number.text + "%")
             end += 1 if words[end] in ("percent", "%") else 2
         else:
             written.append({"1": "one", "1s": "ones"}.get(number.text, number.text))
         at = end
-    return written
+    # Read once more, "one one" would be 11, and "one oh one" 101.
+    following = [*written[1:], ""]
+    return ["1" if word == "one" and after in ("one", "oh") else word for word, after in zip(written, following)]
 
 
-def _read(words: Sequence[str], at: int) -> tuple[_Number | None, int]:
+def _read(words: Sequence[str], at: int, breaks: Collection[int]) -> tuple[_Number | None, int]:
     """The number that starts at a word, and where it ends; None if there is none."""
     if (match := _DIGITS.fullmatch(words[at])) is not None:
         sign, digits, ending = match.groups()
         if ending:
             return _Number(digits, ending, sign, False), at + 1
-        return _scaled(_Number(digits, sign=sign, is_simple=False), words, at + 1)
+        return _scaled(_Number(digits, sign=sign, is_simple=False), words, at + 1, breaks)
     if words[at] == "a" and _word(words, at + 1) in _LARGE_UNITS and _word(words, at - 1) != "half":
         at += 1  # "a hundred"
     elif words[at] in ("oh", "o") or (words[at] in _LARGE_UNITS and _word(words, at - 1) in _VAGUE):
         return None, at
-    number, end = _cardinal(words, at)
+    number, end = _cardinal(words, at, breaks)
     if number is None:
         return None, at
     if number.is_simple and not number.ending:
-        number, end = _sequence(number, words, end)
+        number, end = _sequence(number, words, end, breaks)
     if not number.ending:
-        number, end = _scaled(number, words, end)
+        number, end = _scaled(number, words, end, breaks)
     return number, end
 
 
@@ -106,7 +111,7 @@ def _word(words: Sequence[str], at: int) -> str:
     return words[at] if 0 <= at < len(words) else ""
 
 
-def _cardinal(words: Sequence[str], at: int) -> tuple[_Number | None, int]:
+def _cardinal(words: Sequence[str], at: int, breaks: Collection[int]) -> tuple[_Number | None, int]:
     """One number of the grammar "three million two hundred and five"; it may end as an ordinal or a plural."""
     if _word(words, at) == "zero":
         return _Number("0"), at + 1
@@ -114,7 +119,14 @@ def _cardinal(words: Sequence[str], at: int) -> tuple[_Number | None, int]:
     start, is_simple = at, True
     while at < len(words):
         word = words[at]
-        if word == "and" and last_unit in ("hundred", "multiplier") and _below_hundred(_word(words, at + 1)):
+        if at > start and at in breaks:
+            break
+        if (
+            word == "and"
+            and at + 1 not in breaks
+            and last_unit in ("hundred", "multiplier")
+            and _below_hundred(_word(words, at + 1))
+        ):
             at += 1
             continue
         value, ending = _value_of(word)
@@ -166,48 +178,56 @@ def _ordinal(value: int) -> str:
     return "th" if value % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(value % 10, "th")
 
 
-def _sequence(first: _Number, words: Sequence[str], at: int) -> tuple[_Number, int]:
-    """Numbers below 100 one after another are one number: "nineteen eighty four", "five five five", "one oh one"."""
+def _sequence(first: _Number, words: Sequence[str], at: int, breaks: Collection[int]) -> tuple[_Number, int]:
+    """Numbers below 100 one after another are one number: "nineteen eighty four", "five five five", "one oh one".
+
+    Not so before an ordinal of one word, as in "one second" and "one third", except after a zero: "one oh fifth".
+    """
     digits, ending = first.digits, ""
-    while at < len(words) and not ending:
+    while at < len(words) and not ending and at not in breaks:
         if words[at] in _ZEROS:
-            if words[at] == "zero" or _word(words, at + 1) in _ONES or _word(words, at + 1) in _ZEROS:
+            follows = at + 1 not in breaks and (_word(words, at + 1) in _ONES or _word(words, at + 1) in _ZEROS)
+            if words[at] == "zero" or follows:
                 digits, at = digits + "0", at + 1
                 continue
             break
-        following, end = _cardinal(words, at)
+        if words[at] in _ORDINALS and words[at - 1] not in _ZEROS:
+            break
+        following, end = _cardinal(words, at, breaks)
         if following is None or not following.is_simple or (following.digits, following.ending) == ("1", "s"):
             break
         digits, ending, at = digits + following.digits, following.ending, end
     return _Number(digits, ending, is_simple=len(digits) < 3), at
 
 
-def _scaled(number: _Number, words: Sequence[str], at: int) -> tuple[_Number, int]:
+def _scaled(number: _Number, words: Sequence[str], at: int, breaks: Collection[int]) -> tuple[_Number, int]:
     """With decimals, a half and a multiplier: "three point one", "two and a half million", "20 million"."""
-    digits, value = number.digits, None
-    if _word(words, at) == "point" and "." not in digits and (decimals := _decimals(words, at + 1))[0]:
-        digits, at = f"{digits}.{decimals[0]}", decimals[1]
-        value = Decimal(digits)
-    elif list(words[at : at + 3]) == ["and", "a", "half"] and "." not in digits:
-        value, at = Decimal(digits) + Decimal("0.5"), at + 3
-        digits = str(value)
-    if (value is not None or not number.is_simple or "." in digits) and _word(words, at) in _MULTIPLIERS:
-        scaled = (value if value is not None else Decimal(digits)) * _MULTIPLIERS[words[at]]
-        if scaled == scaled.to_integral_value():
-            digits, at = str(int(scaled)), at + 1
-    return _Number(digits, "", number.sign, number.is_simple), at
+    digits = number.digits
+    while True:
+        has_fraction, start = "." in digits, at
+        takes_point = _word(words, at) == "point" and not has_fraction and not number.sign
+        if takes_point and (decimals := _decimals(words, at + 1, breaks))[0]:
+            digits, at, has_fraction = f"{digits}.{decimals[0]}", decimals[1], True
+        elif list(words[at : at + 3]) == ["and", "a", "half"] and not has_fraction:
+            digits, at, has_fraction = f"{digits}.5", at + 3, True
+        if (has_fraction or not number.is_simple) and _word(words, at) in _MULTIPLIERS:
+            scaled = Decimal(digits) * _MULTIPLIERS[words[at]]
+            if scaled == scaled.to_integral_value():
+                digits, at = str(int(scaled)), at + 1
+        if at == start:
+            return _Number(digits, "", number.sign, number.is_simple), at
 
 
-def _decimals(words: Sequence[str], at: int) -> tuple[str, int]:
+def _decimals(words: Sequence[str], at: int, breaks: Collection[int]) -> tuple[str, int]:
     digits = ""
-    while at < len(words):
+    while at < len(words) and not (digits and at in breaks):
         if words[at] in _ZEROS:
             digits, at = digits + "0", at + 1
-        elif words[at].isdigit():
+        elif words[at].isdigit() and len(words[at]) < 3:  # 100 is no decimals, as "hundred" is not
             digits, at = digits + words[at], at + 1
         elif words[at] in _ONES or words[at] in _TENS:  # one by one, so that a multiplier after them stays
             value, at = _CARDINALS[words[at]], at + 1
-            if value >= 20 and _ONES.get(_word(words, at), 10) < 10:
+            if value >= 20 and at not in breaks and _ONES.get(_word(words, at), 10) < 10:
                 value, at = value + _ONES[words[at]], at + 1
             digits += str(value)
         else:
@@ -215,7 +235,7 @@ def _decimals(words: Sequence[str], at: int) -> tuple[str, int]:
     return digits, at
 
 
-def _with_unit(number: _Number, words: Sequence[str], at: int) -> tuple[_Number, int]:
+def _with_unit(number: _Number, words: Sequence[str], at: int, breaks: Collection[int]) -> tuple[_Number, int]:
     """With a currency: "five dollars" is $5, "two dollars and fifty cents" $2.50, "$2 and 50 cents" as well."""
     if number.ending:
         return number, at
@@ -225,7 +245,7 @@ def _with_unit(number: _Number, words: Sequence[str], at: int) -> tuple[_Number,
     number = _Number(number.digits, "", sign, number.is_simple)
     if sign in ("$", "€") and "." not in number.digits:
         after = at + 1 if _word(words, at) == "and" else at
-        cents, end = _read(words, after) if after < len(words) else (None, after)
+        cents, end = _read(words, after, breaks) if after < len(words) else (None, after)
         is_amount = cents is not None and not cents.ending and re.fullmatch(r"\d\d?", cents.digits) is not None
         if is_amount and cents is not None and (cents.sign or _word(words, end)) in ("¢", "cent", "cents"):
             end += 0 if cents.sign else 1

@@ -13,6 +13,7 @@ denominator, as there.
 """
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -192,9 +193,24 @@ def load_gaussian(path: Path) -> Gaussian:
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays: Mapping[str, np.ndarray] = {name: content[name] for name in ("mu", "sigma", "n") if name in content}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as .npz ({error}).") from error
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} cannot be read as .npz ({reason}).") from error
     if not {"mu", "sigma"} <= set(arrays):
         raise DataError(f"{path} has no statistics: expected arrays mu [d] and sigma [d, d].")
-    n = int(arrays["n"]) if "n" in arrays and arrays["n"].size == 1 else 0
-    return Gaussian.of_covariance(arrays["mu"], arrays["sigma"], n or None)
+    mu, sigma = arrays["mu"], arrays["sigma"]
+    if mu.dtype.kind not in "fiu" or sigma.dtype.kind not in "fiu" or mu.ndim != 1 or not mu.size:
+        raise DataError(
+            f"{path} has no statistics: expected numbers in mu [d] and sigma [d, d], got {mu.dtype} {list(mu.shape)} "
+            f"and {sigma.dtype} {list(sigma.shape)}."
+        )
+    n = arrays.get("n", np.zeros(()))
+    if n.dtype.kind not in "fiu" or n.size != 1 or not np.isfinite(n).all() or n.item() < 0 or n.item() % 1:
+        raise DataError(
+            f"{path}: n must be one whole number, the count of samples, got {n.ravel()[:3].tolist()}: correct it or "
+            "leave it out."
+        )
+    try:
+        return Gaussian.of_covariance(mu, sigma, int(n.item()) or None)
+    except (UserError, np.linalg.LinAlgError) as error:
+        raise DataError(f"{path}: {error}") from error

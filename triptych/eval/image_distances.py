@@ -1,6 +1,7 @@
 """Generated images against reference images, and against their prompts: FID, KID, precision, recall, CLIP score."""
 
 import base64
+import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from triptych.errors import DataError, UserError
 from triptych.eval.clip import ClipModel
@@ -25,6 +27,7 @@ from triptych.eval.reference import (
     ImageSet,
     ReferenceFeatures,
     default_cache,
+    full_path,
     open_images,
     reference_features,
 )
@@ -85,6 +88,8 @@ class Samples:
     """Networks, or why one is not there."""
     images: ImageSet | None
     statistics: Gaussian | None
+    reference_sha256: str | None
+    """Of the names, sizes and times of the reference images, or of the file of statistics."""
     framing: Framing
     device: str
 
@@ -96,7 +101,10 @@ class Samples:
         if is_statistics and settings.prompts is None:
             return None
         statistics = load_gaussian(Path(str(data))) if is_statistics else None
+        reference_sha256 = hashlib.sha256(Path(str(data)).read_bytes()).hexdigest() if is_statistics else None
         images = None if data is None or is_statistics else open_images(data)
+        if images is not None:
+            reference_sha256 = images.fingerprint
         if images is not None and images.size is not None and images.size < 2:
             raise DataError(f"{data} has one image; a reference needs at least 2, and many more to mean anything.")
         if settings.prompts is not None:
@@ -121,11 +129,25 @@ class Samples:
         for text in settings.features if images is not None or statistics is not None else ():
             spec = FeatureSpec.parse(text)
             try:
-                extractors[spec] = spec.load(device)
+                extractor = spec.load(device)
+                if spec.kind == "inception":  # a damaged file is noticed when it is used
+                    extractor([Image.new("RGB", (8, 8))])
+                extractors[spec] = extractor
             except UserError as error:
                 extractors[spec] = str(error)
+                continue
+            if statistics is not None and spec.kind == "inception" and statistics.dimension != extractor.dimension:
+                raise DataError(
+                    f"{data} has statistics of {statistics.dimension:,} features, expected {extractor.dimension:,} of "
+                    "Inception-v3: give statistics of its last pooling layer, or reference images."
+                )
+            if settings.extrapolate and len(prompts.texts) < 2 * extractor.dimension:
+                evaluation.progress(
+                    f"  FID of {spec.title} will not be extrapolated: it needs {2 * extractor.dimension:,} generated "
+                    f"samples, and there are {len(prompts.texts):,}"
+                )
         framing = Framing(settings.framing, evaluation.pipe.bundle.image.resolution)
-        return cls(evaluation, settings, prompts, extractors, images, statistics, framing, device)
+        return cls(evaluation, settings, prompts, extractors, images, statistics, reference_sha256, framing, device)
 
     def outcomes(self, clip: ClipModel | None, clip_problem: str, shared: Mapping[str, Any]) -> Outcomes:
         loaded = {spec: each for spec, each in self.extractors.items() if not isinstance(each, str)}
@@ -137,7 +159,7 @@ class Samples:
             records = self._generate(loaded, clip, shared)
         settings = {
             **shared,
-            "prompts": self.prompts.label,
+            "prompts": full_path(self.prompts.label),
             "prompts_sha256": content_hash(list(self.prompts.texts)),
             "num_samples": len(self.prompts.texts),
             "prompts_left_out": self.prompts.num_left_out,
@@ -240,7 +262,13 @@ class Samples:
         shared: Mapping[str, Any],
     ) -> Outcomes:
         gaussian = reference if isinstance(reference, Gaussian) else reference.gaussian
-        settings: dict[str, Any] = {**shared, "reference": str(self.settings.data), "num_reference": gaussian.n}
+        assert self.settings.data is not None
+        settings: dict[str, Any] = {
+            **shared,
+            "reference": full_path(self.settings.data),
+            "reference_sha256": self.reference_sha256,
+            "num_reference": gaussian.n,
+        }
         if isinstance(reference, ReferenceFeatures):
             settings |= {"framing": self.framing.mode, "reference_unreadable": reference.num_unreadable}
         warning = size_warning(len(generated), gaussian)

@@ -1,5 +1,6 @@
 """Settings and metrics of the suite of image generation."""
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,10 +49,28 @@ class ImageSettings:
     """Folder for features of reference images. Default: $TRIPTYCH_CACHE/features or ~/.cache/triptych/features."""
 
     def __post_init__(self) -> None:
-        if self.num_samples is not None and self.num_samples < 2:
-            raise UserError(f"num_samples must be at least 2, got {self.num_samples}.")
-        if self.images_per_prompt < 1:
-            raise UserError(f"images_per_prompt must be at least 1, got {self.images_per_prompt}.")
+        for name, least in (("num_samples", 2), ("images_per_prompt", 1)):
+            value = getattr(self, name)
+            if value is None and name == "num_samples":
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+                raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        for name in ("data", "prompts", "keep_images", "cache", "clip"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str if name == "clip" else str | Path):
+                raise UserError(f"{name} must be a path or a name, got {value!r}.")
+        if not isinstance(self.sampling, Mapping):
+            raise UserError(
+                f"sampling must be a mapping of arguments, such as {{'num_steps': 64}}; got {self.sampling!r}."
+            )
+        if (
+            isinstance(self.features, str)
+            or not isinstance(self.features, Sequence)
+            or not all(isinstance(text, str) for text in self.features)
+        ):
+            raise UserError(f"features must be a list of networks, such as ['inception'], got {self.features!r}.")
+        if not isinstance(self.extrapolate, bool):
+            raise UserError(f"extrapolate must be True or False, got {self.extrapolate!r}.")
         if "seed" in self.sampling or "callback" in self.sampling:
             raise UserError("sampling of an evaluation has no seed and no callback; the evaluation has a seed itself.")
         kinds = [FeatureSpec.parse(text).kind for text in self.features]

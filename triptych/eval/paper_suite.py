@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from triptych.data.sources.manifest import MANIFEST
+from triptych.data.sources.tables import TABLE
 from triptych.errors import DataError, UserError, did_you_mean
 from triptych.eval.metrics import Metric, Missing
 from triptych.eval.report_paper import PaperRow, paper
@@ -22,6 +24,7 @@ from triptych.eval.suites import SUITES, settings_of
 
 TEXT, IMAGES, SPEECH = "text", ("cc12m", "train-images"), ("librispeech-pc", "train-audio")
 FOLDERS = (TEXT, *IMAGES, *SPEECH)
+_MANIFEST_NAME = re.compile(r"\.jsonl?(\.gz|\.zst)?$")
 
 
 def paper_jobs(
@@ -54,16 +57,21 @@ def paper_jobs(
         jobs.append(Job("image", settings_of("image", values)))
     for name in SPEECH:
         if name in there:
-            jobs.append(
-                Job("audio", settings_of("audio", {"data": speech_files(folder / name), **given.get("audio", {})}))
-            )
+            # The name of the folder, by which the paper's rows know the data, whatever its manifests are called.
+            values = {"data": speech_files(folder / name), "dataset": name, **given.get("audio", {})}
+            jobs.append(Job("audio", settings_of("audio", values)))
     return jobs, list(_missing(folder, [name for name in FOLDERS if name not in there]))
 
 
 def speech_files(folder: Path) -> tuple[str, ...]:
     """Manifests of a folder if it has some, as LibriSpeech-PC does, otherwise the folder."""
-    manifests = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jsonl"))
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    manifests = [path for path in files if _MANIFEST_NAME.search(path.name) and _is_read(path)]
     return tuple(map(str, manifests)) or (str(folder),)
+
+
+def _is_read(path: Path) -> bool:
+    return MANIFEST.claims(path) or TABLE.claims(path)
 
 
 def _missing(folder: Path, names: Sequence[str]) -> Iterable[tuple[str, Missing]]:

@@ -5,6 +5,7 @@ pickle files are not loaded.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import logging
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from triptych.hub.source import HUB_PREFIX
 
 _WEIGHTS = "model.safetensors"
 _FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # what is downloaded
+# What is loaded beside the weights: of the model, its image or audio processor, and its tokenizer.
+_BESIDE = ("*config.json", "tokenizer*", "vocab*", "merges.txt", "*tokens*.json", "normalizer.json", "*.model")
 _EXTRA = "codecs"
 
 
@@ -32,7 +35,7 @@ class Pretrained:
     model_type: str
     """The architecture, as config.json names it: "dinov2", "clip"."""
     sha256: str
-    """Of the weights."""
+    """Of all files that are loaded and of the version of transformers, which both decide what the judge says."""
 
 
 def find_pretrained(source: str | Path, kinds: tuple[str, ...], purpose: str) -> Pretrained:
@@ -54,7 +57,7 @@ def find_pretrained(source: str | Path, kinds: tuple[str, ...], purpose: str) ->
     if kinds and model_type not in kinds:
         raise CheckpointError(f"{purpose}: expected a model of type {' or '.join(kinds)}, {folder} has {model_type!r}.")
     name = text if folder != Path(source) else folder.resolve().name
-    return Pretrained(folder, name, model_type, _weights_sha256(folder, purpose))
+    return Pretrained(folder, name, model_type, _loaded_sha256(folder, purpose))
 
 
 def _download(name: str, purpose: str) -> Path:
@@ -73,14 +76,16 @@ def _download(name: str, purpose: str) -> Path:
         ) from error
 
 
-def _weights_sha256(folder: Path, purpose: str) -> str:
-    """Of the weights file; of the hashes of all files if there are several."""
-    if (folder / _WEIGHTS).is_file():
-        return file_sha256((folder / _WEIGHTS).resolve())
-    parts = sorted(folder.glob("model-*.safetensors"))
-    if not parts:
+def _loaded_sha256(folder: Path, purpose: str) -> str:
+    """Of the names and hashes of the weights and of the files beside them, and of the version of transformers."""
+    weights = [folder / _WEIGHTS] if (folder / _WEIGHTS).is_file() else sorted(folder.glob("model-*.safetensors"))
+    if not weights:
         raise CheckpointError(f"{purpose}: {folder} has no weights: expected {_WEIGHTS}, written by save_pretrained.")
-    return hashlib.sha256("".join(file_sha256(part.resolve()) for part in parts).encode()).hexdigest()
+    others = {path for pattern in _BESIDE for path in folder.glob(pattern) if path.is_file()}
+    hashes = [f"{path.name} {file_sha256(path.resolve())}\n" for path in weights]
+    hashes += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in sorted(others)]
+    version = f"transformers {importlib.metadata.version('transformers')}\n"
+    return hashlib.sha256("".join([*hashes, version]).encode()).hexdigest()
 
 
 def load_weights(model_class: Any, pretrained: Pretrained, purpose: str, device: str = "cpu") -> Any:

@@ -35,7 +35,7 @@ class Prompts:
 def read_prompt_file(path: str | Path) -> list[str]:
     """The lines of a text file, or the prompts of a .jsonl file with a field `prompt`, `text` or `caption`."""
     try:
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as prompts ({getattr(error, 'strerror', None) or error}).") from error
     texts = [line for line in lines if line]

@@ -43,6 +43,8 @@ class RecordStore:
     def __init__(self, folder: Path | None = None, settings: Mapping[str, Any] | None = None):
         self.folder: Path | None = None
         self.parts: dict[str, list[Record]] = {}
+        self.damaged: set[str] = set()
+        """Parts with a damaged line on disk, whose records from there on are computed again."""
         self._lock: FolderLock | None = None
         if folder is not None:
             text = json.dumps(settings, sort_keys=True, indent=2) + "\n"
@@ -54,7 +56,9 @@ class RecordStore:
     def of(self, part: str) -> list[Record]:
         """The records of a part, from disk when they are first asked for."""
         if part not in self.parts:
-            self.parts[part] = [] if self.folder is None else _read(self._path(part))
+            self.parts[part], is_damaged = ([], False) if self.folder is None else _read(self._path(part))
+            if is_damaged:
+                self.damaged.add(part)
         return self.parts[part]
 
     def add(self, part: str, new: Sequence[Record]) -> None:
@@ -86,21 +90,30 @@ class RecordStore:
         return self.folder / f"{part.replace(' ', '-')}.jsonl"
 
 
-def _read(path: Path) -> list[Record]:
-    """Complete records; what a killed process left of a line is cut off."""
+def _read(path: Path) -> tuple[list[Record], bool]:
+    """Records up to the first damaged line, and whether there is one.
+
+    The rest is cut off, and so is what a killed process left of a line.
+    """
     if not path.exists():
-        return []
-    records, length = [], 0
+        return [], False
+    records: list[Record] = []
+    length, is_damaged = 0, False
     content = path.read_bytes()
-    for line in content.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
+    for line in content.split(b"\n")[:-1]:
+        try:
+            record = json.loads(line)
+            is_damaged = not isinstance(record, dict) or "seconds" not in record
+        except (ValueError, RecursionError):
+            is_damaged = True
+        if is_damaged:
             break
-        records.append(json.loads(line))
-        length += len(line)
+        records.append(record)
+        length += len(line) + 1
     if length < len(content):
         with open(path, "r+b") as file:
             file.truncate(length)
-    return records
+    return records, is_damaged
 
 
 Compute = Callable[[range], Sequence[Record]]
@@ -130,11 +143,15 @@ def run_part_in_processes(
 ) -> list[Record]:
     """`run_part` with `nproc` processes. Each calls `build`, which must be picklable then, and loads its own model.
 
-    Records are stored in the order of the samples, so any number of processes gives the same file.
+    Records are stored in the order of the samples. Any number of processes gives the same records, up to the rounding
+    of judges that compute with another number of threads.
     """
     known = records.of(part)
     if known:
         progress(f"  {part}: {len(known)} of {n} kept from an earlier run")
+    if part in records.damaged:
+        progress(f"  {part}: record {len(known) + 1} on disk is damaged; computed again from there")
+        records.damaged.discard(part)
     printed = time.monotonic()
     batches = [range(start, min(start + BATCH, n)) for start in range(len(known), n, BATCH)]
     workers = 0 if nproc == 1 else min(nproc, len(batches))

@@ -11,19 +11,20 @@ The cache has one folder per set of images, network and framing, by a hash of al
 
 A set of images is known by the names, sizes and times of its files; contents are not read, so this takes seconds for
 a million files. For a table this is the table itself, not the images that it lists. A stopped computation resumes at
-the chunk that it stopped in. Two processes that fill the same folder do the same work and do not disturb each other.
+the chunk that it stopped in. A process that needs a folder while another one fills it waits, and uses its result.
 """
 
 import hashlib
 import io
 import json
 import os
+import socket
 import tarfile
 import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,6 +43,7 @@ from triptych.eval.metrics import Judge
 from triptych.eval.records import Progress
 from triptych.tokenizers.pixels import resize_with_white_padding
 from triptych.utils.files import write_atomically
+from triptych.utils.locks import AlreadyLocked, hold_lock, lock_file
 from triptych.utils.media import read_image
 from triptych.utils.workers import map_in_order, one_thread
 from triptych.vocab import Task
@@ -81,12 +83,12 @@ def open_images(data: str | Path) -> ImageSet:
     if folder.is_dir():
         files = sorted(_image_files(folder))
         if files:
-            stats = [(str(file.relative_to(folder)), file.stat()) for file in files]
-            listed = json.dumps([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
+            listed = json.dumps([[str(file.relative_to(folder)), *_size_and_time(file)] for file in files])
             fingerprint = hashlib.sha256(listed.encode()).hexdigest()
             return ImageSet(str(data), fingerprint, lambda: ((str(file), file) for file in files), len(files))
     try:
-        source = open_source([str(data)], task=Task.IMAGE_TEXT)
+        # The fingerprint has the paths.
+        source = open_source([full_path(data)], task=Task.IMAGE_TEXT)
     except DataError as error:
         if not Path(data).exists():
             raise
@@ -111,6 +113,20 @@ def open_images(data: str | Path) -> ImageSet:
                 yield item.key, Path(item.media)
 
     return ImageSet(str(data), fingerprint, read)
+
+
+def full_path(data: str | Path) -> str:
+    """The same text for data that are given by a relative or an absolute path, which may have a pattern."""
+    return str(data) if "://" in str(data) else str(Path(data).resolve())
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    """Of a file; -1 for one that cannot be read, such as a broken link. Reading it counts it as unreadable."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return -1, -1
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _image_files(folder: Path) -> Iterator[Path]:
@@ -226,13 +242,35 @@ def reference_features(
     folder = (cache or default_cache()) / key
     complete = _read_complete(folder)
     if complete is None:
-        complete = _compute(folder, images, spec, framing, network, device, nproc, progress, belongs_to)
+        with _alone(folder, progress):
+            complete = _read_complete(folder)  # another process may have finished it by now
+            if complete is None:
+                complete = _compute(folder, images, spec, framing, network, device, nproc, progress, belongs_to)
+                _gaussian(folder, np.load(folder / "features.npy", mmap_mode="r"))  # kept, for those who wait
     else:
         progress(f"  reference features ({judge.name}): {complete['num_images']:,} images from the cache {folder}")
     features = np.load(folder / "features.npy", mmap_mode="r")
     return ReferenceFeatures(
         features, _gaussian(folder, features), judge, int(complete["num_unreadable"]), images.label
     )
+
+
+@contextmanager
+def _alone(folder: Path, progress: Progress) -> Iterator[None]:
+    """Lets one process at a time fill a folder; others wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, owner = folder / "lock", f"process {os.getpid()} on {socket.gethostname()}"
+    try:
+        file = hold_lock(path, owner)
+    except AlreadyLocked as error:
+        progress(f"  reference features: waiting for {error.owner or 'another process'}, which computes them")
+        file = open(path, "a+")  # noqa: SIM115 (closed below)
+        lock_file(file)
+    except OSError:  # no locks on this file system
+        yield
+        return
+    with closing(file):
+        yield
 
 
 def _read_complete(folder: Path) -> dict[str, Any] | None:
@@ -302,7 +340,6 @@ def _compute(
     progress: Progress,
     belongs_to: dict[str, Any],
 ) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
     title = f"  reference features ({network.name})"
     kept = {path.name for path in folder.glob("chunk-*.npz") if _read_chunk(path) is not None}
     if kept:

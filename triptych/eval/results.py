@@ -29,6 +29,26 @@ from triptych.utils.locks import lock_file
 RESULTS = "results.jsonl"
 DEFAULT_ROOT = Path("out/eval")
 """Where the results of a model go unless a folder is given, by the name of the model."""
+MEASURED = frozenset(
+    {
+        "background",
+        "bits_per_second",
+        "by_codebook",
+        "codec",
+        "is_reliable",
+        "prompts_cut_off",
+        "refused",
+        "requests",
+        "signal",
+        "tokens_per_second",
+        "tokens_seen",
+        "truncated_prompts",
+        "vectors",
+        "warning",
+        "without_speech",
+    }
+)
+"""Settings that say what was found or what the model is, not what was asked for: two models may differ in them."""
 _SHORT = 8  # digits of a fingerprint that people see
 
 
@@ -94,7 +114,8 @@ class Entry:
     def key(self) -> tuple[str, ...]:
         """Two results with the same key are one result, measured twice."""
         judge = self.result.judge
-        settings = json.dumps(plain(self.result.settings), sort_keys=True)
+        asked = {key: value for key, value in self.result.settings.items() if key not in MEASURED}
+        settings = json.dumps(plain(asked), sort_keys=True)
         return ("result", self.suite, self.metric.name, settings, judge.sha256 if judge else "", str(self.seed))
 
     @property
@@ -323,12 +344,12 @@ class ResultFolder:
     def add(self, *new: Entry | MissingEntry) -> None:
         """Write results; those of equal settings are replaced. A metric that is there is not missing any more."""
         keys = {each.key for each in new}
-        measured = {(each.suite, each.metric.name) for each in new if isinstance(each, Entry)}
+        measured = [each for each in new if isinstance(each, Entry)]
         with self._locked():
             kept = []
             for line in self._lines():
                 known = _parse(line)
-                is_settled = isinstance(known, MissingEntry) and (known.suite, known.metric.name) in measured
+                is_settled = isinstance(known, MissingEntry) and any(_settles(each, known) for each in measured)
                 if known is None or not (known.key in keys or is_settled):
                     kept.append(line)
             kept += [json.dumps(each.as_json, allow_nan=False) for each in new]
@@ -348,13 +369,31 @@ class ResultFolder:
             yield
 
 
+def _settles(entry: Entry, missing: MissingEntry) -> bool:
+    """Whether a result provides what was missing: the metric, or the row of the paper's table that has that name."""
+    from triptych.eval.report_paper import paper, result_of  # which imports this module
+
+    if entry.suite != missing.suite:
+        return False
+    row = next((row for row in paper().rows if row.id == missing.metric.name), None)
+    return entry.metric.name == missing.metric.name or (row is not None and result_of(row, [entry]) is not None)
+
+
 def _parse(line: str) -> Entry | MissingEntry | None:
     """What a line holds, or None if it is damaged."""
     try:
-        content = json.loads(line)
-        return MissingEntry.from_json(content) if content["kind"] == "missing" else Entry.from_json(content)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        content = json.loads(line, parse_constant=_no_number)
+        if content["kind"] == "missing":
+            return MissingEntry.from_json(content)
+        entry = Entry.from_json(content)
+        numbers = [entry.score.value, *(number for pair in entry.result.samples or () for number in pair)]
+        return entry if all(map(math.isfinite, numbers)) else None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def folder_for(model: ModelInfo, root: Path = DEFAULT_ROOT) -> Path:
@@ -381,8 +420,20 @@ def find_results(text: str | Path, root: Path = DEFAULT_ROOT) -> StoredResults:
     candidates = [
         each.parent for each in (*root.glob(f"{name}/{RESULTS}"), *root.glob(f"{name}-{'[0-9a-f]' * _SHORT}/{RESULTS}"))
     ]
-    if candidates:
-        return max((ResultFolder(each).read() for each in candidates), key=lambda stored: stored.date)
+    several = [ResultFolder(each).read() for each in sorted(candidates)]
+    if _is_path(text):
+        others = [f"{each.folder} is of {each.model.source}" for each in several]
+        several = [each for each in several if Path(each.model.source).resolve() == folder.resolve()]
+        if others and not several:
+            raise DataError(
+                f"there are no results of the model {text}: {'; '.join(others)}. Give the folder of results, or run "
+                "`triptych eval` first."
+            )
+    if len(several) > 1:
+        named = ", ".join(str(each.folder) for each in several)
+        raise UserError(f"{str(text)!r} may mean the results in any of {named}: give one of these folders.")
+    if several:
+        return several[0]
     if folder.is_dir() and not any(folder.iterdir()):
         raise DataError(f"the folder {text} is empty: expected a folder with {RESULTS}, written by `triptych eval`.")
     known = sorted(each.parent.name for each in root.glob(f"*/{RESULTS}"))
@@ -391,6 +442,13 @@ def find_results(text: str | Path, root: Path = DEFAULT_ROOT) -> StoredResults:
         raise DataError(f"{text} has no {RESULTS}, nor has {here}: run `triptych eval` first.{_names(known)}")
     hint = did_you_mean(str(text), known) if known else ""
     raise UserError(f"there are no results of {str(text)!r}: no folder of that name, no {root / name}.{hint}")
+
+
+def _is_path(text: str | Path) -> bool:
+    """Whether a word means a place and not the name of a model."""
+    if str(text) in BUILTIN_MODELS or str(text).startswith(HUB_PREFIX):
+        return False
+    return isinstance(text, Path) or Path(text).exists() or "/" in text
 
 
 def _names(known: Sequence[str]) -> str:

@@ -12,12 +12,11 @@ from triptych.eval.codecs import CodecSettings, evaluate_codec
 from triptych.eval.compare import format_score
 from triptych.eval.metrics import file_sha256
 from triptych.eval.records import Progress, RecordStore
-from triptych.eval.results import DEFAULT_ROOT, Entry, ModelInfo, result_folder
+from triptych.eval.results import DEFAULT_ROOT, Entry, ModelInfo, ResultFolder, result_folder
 from triptych.eval.run_suites import RECORDS, EvaluationResult, collect
 from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS
 
 SUITE = "tokenizers"
-_WEIGHTS = (".safetensors", ".json", ".bin", ".txt", ".model", ".tiktoken")
 
 
 def run_codecs(
@@ -37,11 +36,11 @@ def run_codecs(
     results = []
     for codec in codecs:
         info = codec_info(codec)
-        folder = result_folder((out or DEFAULT_ROOT) / f"tokenizers-{info.name}", info)
-        result = EvaluationResult(info, folder.path)
+        result = EvaluationResult(info, _folder_for(info, out or DEFAULT_ROOT))
         results.append(result)
         identity = {"codec": info.fingerprint, "seed": seed, "device": settings.device}
         try:
+            folder = result_folder(result.folder, info)
             with closing(RecordStore(folder.path / RECORDS, identity)) as records:
                 chosen = replace(settings, codec=codec)
                 options: dict[str, Any] = {"out": folder.path, "records": records, "seed": seed, "nproc": nproc}
@@ -55,10 +54,23 @@ def run_codecs(
     return results
 
 
+def _folder_for(info: ModelInfo, root: Path) -> Path:
+    """ROOT/tokenizers-NAME, with a part of the fingerprint if another codec of that name has its results there."""
+    folder = root / f"tokenizers-{info.name}"
+    if ResultFolder(folder).holds_other_than(info.fingerprint):
+        return folder.with_name(f"{folder.name}-{info.fingerprint[:8]}")
+    return folder
+
+
 def codec_info(codec: str) -> ModelInfo:
-    """A codec as the owner of results: by the content of its files, or by its name on the hub."""
+    """A codec as the owner of results: by the content of all its files but hidden ones, or by its name on the hub."""
     folder = Path(BUILTIN_TOKENIZERS.get(codec, codec))
-    files = sorted(path for path in folder.rglob("*") if path.suffix in _WEIGHTS and path.is_file())
+    below = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    files = [
+        path
+        for path in below
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
     digest = hashlib.sha256(codec.encode() if not files else b"")
     for path in files:
         digest.update(f"{path.relative_to(folder)} {file_sha256(path.resolve())}".encode())

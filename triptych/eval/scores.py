@@ -1,11 +1,13 @@
 """Scores with 95 % intervals."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 _Z = 1.96  # 95 % of a normal distribution lie within this many standard deviations of the mean
+_PICKS = 1 << 20  # samples that are drawn at once in a bootstrap, which bounds its memory
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,22 @@ def ratio_score(hits: Sequence[float], counts: Sequence[float] | None = None, re
         margin = _Z**2 / (len(top) + _Z**2)  # an outcome that was not observed may still be this frequent
         return Score(value, *((1 - margin, 1.0) if value else (0.0, margin)), len(top))
     rng = np.random.default_rng(0)
-    picks = rng.integers(len(top), size=(resamples, len(top)))
-    values = top[picks].sum(1) / np.maximum(bottom[picks].sum(1), 1e-12)
+    values = np.empty(resamples)
+    rows = max(1, _PICKS // len(top))
+    for start in range(0, resamples, rows):  # blocks of the same random stream
+        block = slice(start, min(start + rows, resamples))
+        picks = rng.integers(len(top), size=(block.stop - block.start, len(top)))
+        values[block] = top[picks].sum(1) / np.maximum(bottom[picks].sum(1), 1e-12)
     low, high = np.quantile(values, (0.025, 0.975))
     return Score(value, float(low), float(high), len(top))
+
+
+def interval_or_nan(score: Score) -> Score:
+    """The score; if its interval has no width, because nothing varies in the sample, with NaN in place of the interval.
+
+    One sample, or samples that are all equal, do not say how far the value would move with others.
+    """
+    return replace(score, low=math.nan, high=math.nan) if score.low == score.high else score
 
 
 def category_score(right: dict[str, list[bool]], draws: int = 10_000) -> Score:

@@ -40,6 +40,8 @@ class Clip:
     duration: float | None = None
     seconds: float = 0.0
     """Length of the audio that `load` returns."""
+    sha256: str = ""
+    """Of its samples."""
 
     def load(self, max_seconds: float = 3600.0) -> Audio:
         return read_audio(self.media, self.offset, self.duration, max_seconds)
@@ -54,8 +56,8 @@ class SpeechData:
 
     @cached_property
     def sha256(self) -> str:
-        """Changes with the choice, a text or the length of a clip; not with the place where the files lie."""
-        listed = [[Path(clip.key).name, clip.text, round(clip.seconds, 4)] for clip in self.clips]
+        """Changes with the choice, a text or the audio of a clip; not with the place where the files lie."""
+        listed = [[Path(clip.key).name, clip.text, round(clip.seconds, 4), clip.sha256] for clip in self.clips]
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
     @property
@@ -84,7 +86,7 @@ def choose_speech(
             break
         try:
             chosen.append((index, _checked(clip, max_seconds, needs_text)))
-        except DataError as error:
+        except UserError as error:  # not only DataError: a length of 0 in a table is refused as a wrong argument
             reason = error.category if isinstance(error, _Unusable) else "unreadable"
             left_out[reason] = left_out.get(reason, 0) + 1
             example = example or f" For example: {error}"
@@ -111,7 +113,8 @@ def _checked(clip: Clip, max_seconds: float, needs_text: bool) -> Clip:
         raise _Unusable(f"longer than {max_seconds:g} s", f"{clip.key} is {audio.seconds:.1f} s long.")
     if np.abs(audio.samples).max(initial=0) < _SILENCE:
         raise _Unusable("silent", f"{clip.key} is silent.")
-    return replace(clip, seconds=audio.seconds)
+    digest = hashlib.sha256(f"{audio.sample_rate} ".encode() + audio.samples.tobytes()).hexdigest()
+    return replace(clip, seconds=audio.seconds, sha256=digest)
 
 
 def _list(

@@ -53,8 +53,11 @@ def _read(path: Path, task: Task, options: ReadOptions) -> Reading:
             continue
         sample = sample_of(row, key, path.parent, task, options)
         if isinstance(sample, RawSample) and isinstance(sample.media, str):
-            given = str(row.get("audio_filepath", ""))
-            sample = replace(sample, media=_find(given, roots) or sample.media)
+            given = row.get("audio_filepath")
+            if isinstance(given, str) and given:
+                sample = replace(sample, media=_find(given, roots) or sample.media)
+        if isinstance(sample, RawSample) and sample.duration_seconds == 0:
+            sample = BadSample(key, "no length: the duration is 0")
         yield fraction, sample
 
 
@@ -67,10 +70,13 @@ def _roots(path: Path) -> list[Path]:
 def _find(name: str, roots: list[Path]) -> str | None:
     """The audio file that a manifest names, perhaps converted to another format; None if there is none."""
     plain = name.lstrip("/").removeprefix(_CORPUS + "/")
-    names = [Path(name), *(root / plain for root in roots)]
-    for path in (each.with_suffix(suffix) for each in names for suffix in (each.suffix, ".flac", ".wav")):
-        if path.is_file():
-            return str(path)
+    names = [roots[0] / name, *(root / plain for root in roots)]  # an absolute name stays as it is
+    try:
+        for path in (each.with_suffix(suffix) for each in names for suffix in (each.suffix, ".flac", ".wav")):
+            if path.is_file():
+                return str(path)
+    except (OSError, ValueError):  # a name that no file can have: too long, or "."
+        return None
     return None
 
 

@@ -91,15 +91,27 @@ def _clause_json(clause: Clause) -> dict[str, Any]:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def read_prompts(path: str | Path) -> list[GenEvalPrompt]:
-    """Read a file of the official format; the first line that does not have it is an error."""
+def read_prompts(path: str | Path, colors: Sequence[str] | None = COLORS) -> list[GenEvalPrompt]:
+    """Read a file of the official format; the first line that does not have it is an error.
+
+    `colors` are those that a judge can name: CLIP chooses among the official ones. None takes any, for a detector that
+    names colours itself.
+    """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read as GenEval prompts ({getattr(error, 'strerror', None) or error})."
         ) from error
     prompts = [_parsed(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    for number, prompt in zip((n for n, line in enumerate(lines, 1) if line.strip()), prompts):
+        wrong = [each.color for each in (*prompt.include, *prompt.exclude) if each.color is not None]
+        wrong = [color for color in wrong if colors is not None and color not in colors]
+        if colors is not None and wrong:
+            raise DataError(
+                f"{path}:{number}: expected a color among {', '.join(colors)}, got {wrong[0]!r}: no judge names it; a "
+                "detector that does takes read_prompts(path, colors=None)."
+            )
     if not prompts:
         raise DataError(f"{path} holds no prompts: expected lines of JSON like GenEval's evaluation_metadata.jsonl.")
     return prompts

@@ -6,17 +6,21 @@ Within a block the most confident tokens are filled first (`low_confidence`, as 
 not in the canvas, so a completion costs what it is long, not what it might be long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from triptych.errors import CheckpointError
+from triptych.eval.text.likelihood import check_seed
 from triptych.model.transformer import Transformer
 from triptych.sample.batch import RequestBatch
 from triptych.sample.canvas import CanvasTokens
 from triptych.sample.checks import check_count
 from triptych.sample.forward import MAX_TOKENS_PER_PASS
+from triptych.sample.logits import Categorical
 from triptych.sample.predictor import ModelPredictor
 from triptych.sample.samplers import make_sampler
 from triptych.tokenizers.base import Tokenizer
@@ -41,6 +45,7 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         check_count("block_length", self.block_length)
         check_count("tokens_per_step", self.tokens_per_step)
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +124,26 @@ def _fill_block(
         )
     seeds = [int(random_bits(config.seed, state.request.number, round_)[0]) for state in states]
     batch = RequestBatch.from_layouts(layouts, seeds, vocabulary, device)
-    predictor = ModelPredictor(model, layouts, batch, guidance_scale=config.guidance_scale, temperature=temperature)
+    predictor = _CheckedPredictor(model, layouts, batch, guidance_scale=config.guidance_scale, temperature=temperature)
     num_steps = -(-size // config.tokens_per_step)
     return make_sampler("low_confidence", {}).run(predictor, batch, num_steps).cpu().numpy()[:, -size:]
+
+
+class _CheckedPredictor(ModelPredictor):
+    """Refuses logits that are not finite: draws from them would be some token, and an answer like any other."""
+
+    def distributions(
+        self, states: tuple[Tensor, ...], where: Tensor, modality: Modality
+    ) -> Iterator[tuple[tuple[Tensor, ...], Categorical]]:
+        for at, distribution in super().distributions(states, where, modality):
+            # One bad logit spoils the logarithm of the sum, and so the probability of every token.
+            first = torch.zeros(len(at[0]), dtype=torch.int64, device=where.device)
+            if not torch.isfinite(distribution.log_prob(first)).all():
+                raise CheckpointError(
+                    "the model gives logits that are not finite for a completion: its weights are damaged or it "
+                    "overflows; evaluate another checkpoint."
+                )
+            yield at, distribution
 
 
 def _extended(state: _State, block: np.ndarray, model: Transformer, tokenizer: Tokenizer[str]) -> _State:

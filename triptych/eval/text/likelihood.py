@@ -9,6 +9,7 @@ computed once, which makes four answers of one letter as cheap as one.
 """
 
 import math
+import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.errors import UserError, did_you_mean
+from triptych.errors import CheckpointError, UserError, did_you_mean
 from triptych.eval.text.masks import Masks, all_masks, drawn_masks, longest_enumerable
 from triptych.model.transformer import Transformer
 from triptych.sample.checks import check_count, check_number
@@ -31,6 +32,11 @@ from triptych.vocab import Modality, Task
 MaskSharing = Literal["common", "independent"]
 End = Literal["none", "given", "scored"]
 MOST_ENUMERATED = 16  # tokens: 65,535 masks
+
+
+def check_seed(seed: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise UserError(f"seed must be a whole number, got {seed!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +83,7 @@ class LikelihoodConfig:
                 raise UserError(f"unknown {name} {value!r}.{did_you_mean(str(value), list(get_args(kind)))}")
         if not isinstance(self.controlled, bool):
             raise UserError(f"controlled must be True or False, got {self.controlled!r}.")
+        check_seed(self.seed)
         check_number("guidance_scale", self.guidance_scale, "of at least 0 (1 is off)", lambda x: 0 <= x < math.inf)
 
     @property
@@ -140,6 +147,11 @@ class LikelihoodEstimator:
         results = []
         for masked in self.losses(requests):
             nats = -masked.masks.estimate(masked.losses, controlled=self.config.controlled)
+            if not math.isfinite(nats):
+                raise CheckpointError(
+                    f"the model gives an answer a log-likelihood of {nats}, expected a finite number: its weights are "
+                    "damaged or it overflows; evaluate another checkpoint."
+                )
             results.append(Likelihood(nats, masked.is_greedy))
         return results
 

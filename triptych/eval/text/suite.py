@@ -58,6 +58,8 @@ class TextSettings:
             raise UserError(f"num_fewshot must be a whole number of at least 0, got {self.num_fewshot!r}.")
         if self.limit is not None:
             check_count("limit", self.limit)
+        if self.data is not None and not isinstance(self.data, str | Path):
+            raise UserError(f"data must be a folder, got {self.data!r}.")
         if self.data is not None and not Path(self.data).is_dir():
             raise DataError(f"the data {self.data} are not a folder. It has a file NAME.jsonl for each task.")
         self.likelihood(0), self.generation(0)
@@ -182,7 +184,8 @@ def _check_rows(loaded: Mapping[str, Any], limit: int | None) -> None:
             if part.OUTPUT_TYPE == "multiple_choice":
                 choices = part.doc_to_choice(doc)
                 right = text if part.multiple_input else target
-                if not choices or (isinstance(right, int) and not 0 <= right < len(choices)):
+                is_number = isinstance(right, int) and not isinstance(right, bool)
+                if not choices or not (0 <= right < len(choices) if is_number else right in choices):
                     raise ValueError(f"the answer of question {number} is not among its {len(choices)} choices")
 
 
@@ -206,7 +209,7 @@ def _results(
         "task": task.name,
         "lm_eval": importlib.metadata.version("lm_eval"),
         "task_version": first.VERSION,
-        "data": task.source if rows is None else {"file": rows.questions.name, "sha256": rows.sha256},
+        "data": task.source if rows is None else _identity(rows, first.get_config("num_fewshot")),
         "num_fewshot": first.get_config("num_fewshot"),
         "limit": settings.limit,
         "guidance_scale": settings.guidance_scale,
@@ -225,6 +228,14 @@ def _results(
         values = np.array([float(sample[measured]) for sample in samples])
         pairs = [(value, 1.0) for value in values.tolist()]
         yield Result(metric_of(task, measured), ratio_score(values.tolist()), details, samples=pairs)
+
+
+def _identity(rows: LocalRows, num_fewshot: int) -> dict[str, str]:
+    """What local rows are known by; examples only if prompts have some of them."""
+    files = {"file": rows.questions.name, "sha256": rows.sha256}
+    if rows.examples_sha256 is not None and num_fewshot and rows.task.takes_shots:
+        files["examples_sha256"] = rows.examples_sha256
+    return files
 
 
 def truthful_mass(doc: Mapping[str, Any], results: Sequence[tuple[float, bool]]) -> dict[str, float]:
