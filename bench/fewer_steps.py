@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 
 from triptych.errors import require
-from triptych.eval.audio import transcribe, wer_score
+from triptych.eval.audio.speech import transcribe, wer_score
 from triptych.eval.scores import Score
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes.exam import evaluate

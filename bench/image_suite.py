@@ -21,12 +21,12 @@ import numpy as np
 import scipy.linalg
 from measure import base_parser, print_table, progress, save_results, start_benchmark, time_interleaved
 
-from triptych.eval.features import FeatureSpec
 from triptych.eval.frechet import Gaussian, frechet_score
-from triptych.eval.image import FEATURE_SIZE, inception_features
-from triptych.eval.image_suite import ImageSettings, image_suite
+from triptych.eval.image.features import FeatureSpec
+from triptych.eval.image.inception import FEATURE_SIZE, inception_features
+from triptych.eval.image.reference import Framing, open_images, reference_features
+from triptych.eval.image.suite import ImageSettings, image_suite
 from triptych.eval.records import RecordStore
-from triptych.eval.reference import Framing, open_images, reference_features
 from triptych.eval.suite import Evaluation
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes.samples import scene_sample

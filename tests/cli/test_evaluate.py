@@ -18,11 +18,11 @@ import triptych
 from triptych.cli.main import COMMANDS, main
 from triptych.errors import UserError
 from triptych.eval import suites
+from triptych.eval.codecs.run import guess_modality
 from triptych.eval.metrics import Metric, Missing, Result
 from triptych.eval.paper_suite import FOLDERS, paper_jobs
 from triptych.eval.records import run_part
 from triptych.eval.results import ResultFolder
-from triptych.eval.run_codecs import guess_modality
 from triptych.eval.scores import Score, ratio_score
 
 RIGHT = Metric("fake/right", "share right", "text", True, (0.0, 1.0))

@@ -210,7 +210,7 @@ def test_a_fitted_tokenizer_is_mixed_with_others(fitted: Path, tmp_path: Path) -
 def test_the_command_reports_on_held_out_samples(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    from triptych.eval import tokenizers as report_module
+    from triptych.eval.codecs import fitted as report_module
 
     monkeypatch.setattr(report_module, "transcribe", lambda clips: ["okapi number two"] * len(clips))
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]

@@ -11,8 +11,8 @@ import soundfile
 
 from triptych.data.sources import open_source
 from triptych.errors import DataError, UserError
+from triptych.eval.audio.data import choose, choose_speech, media_files
 from triptych.eval.paper_suite import paper_jobs
-from triptych.eval.speech_data import choose, choose_speech, media_files
 
 
 def write(path: Path, seconds: float = 1.0, level: float = 0.3, rate: int = 16_000) -> Path:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.eval.english import normalize_english, normalize_other, normalizer
-from triptych.eval.english_spelling import american
-from triptych.eval.transcripts import count_errors, edit_distance
+from triptych.eval.audio.english import normalize_english, normalize_other, normalizer
+from triptych.eval.audio.english_spelling import american
+from triptych.eval.audio.transcripts import count_errors, edit_distance
 from triptych.utils.english import number_words
 
 # Two ways to write what is heard as one thing. "whisper": Whisper's normaliser agrees; "ours": it keeps them apart.

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from triptych.errors import CheckpointError, UserError
-from triptych.eval.aesthetics import AXES, Aesthetics, _rename
-from triptych.eval.audio_features import AudioFeatureSpec, mean_of_seconds
+from triptych.eval.audio.aesthetics import AXES, Aesthetics, _rename
+from triptych.eval.audio.features import AudioFeatureSpec, mean_of_seconds
+from triptych.eval.audio.quality import pesq, stoi
+from triptych.eval.audio.whisper import load_whisper
 from triptych.eval.metrics import file_sha256
 from triptych.eval.pretrained import find_pretrained
-from triptych.eval.speech_quality import pesq, stoi
-from triptych.eval.whisper import load_whisper
 from triptych.utils.media import Audio
 
 
@@ -216,7 +216,7 @@ def _small_wavlm():
 @pytest.fixture
 def aesthetics_folder(tmp_path) -> Path:
     """A small network with the names of the published weights, as far as they can be had from those of transformers."""
-    from triptych.eval.aesthetics import _Network
+    from triptych.eval.audio.aesthetics import _Network
 
     config = {
         "wavlm": _WAVLM,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from triptych.errors import DataError, UserError
-from triptych.eval import audio_judges
-from triptych.eval.audio_features import AudioFeatureSpec
-from triptych.eval.audio_suite import AudioSettings, audio_suite
+from triptych.eval.audio import judges as audio_judges
+from triptych.eval.audio.features import AudioFeatureSpec
+from triptych.eval.audio.suite import AudioSettings, audio_suite
+from triptych.eval.audio.transcripts import count_errors
 from triptych.eval.frechet import frechet_distance
 from triptych.eval.metrics import Judge, Missing, Result
 from triptych.eval.records import RecordStore
 from triptych.eval.suite import Evaluation, ModelSource
-from triptych.eval.transcripts import count_errors
 from triptych.hub.pipeline import Pipeline
 from triptych.utils.media import Audio
 
@@ -38,8 +38,8 @@ class FakeWhisper:
 
 @pytest.fixture
 def fake_judges(monkeypatch):
-    for module in ("audio_judges", "audio_features"):
-        monkeypatch.setattr(f"triptych.eval.{module}.load_whisper", lambda *args, **options: FakeWhisper())
+    for module in ("judges", "features"):
+        monkeypatch.setattr(f"triptych.eval.audio.{module}.load_whisper", lambda *args, **options: FakeWhisper())
     caches = (audio_judges._whisper, audio_judges._features)
     for cache in caches:
         cache.cache_clear()
@@ -233,7 +233,8 @@ def test_texts_without_words_have_no_error_rate(pipe, data, tmp_path):
 def test_a_judge_that_is_not_installed_is_missing_and_the_others_go_on(pipe, data, tmp_path, monkeypatch):
     import sys
 
-    from triptych.eval import audio, whisper
+    from triptych.eval.audio import speech as audio
+    from triptych.eval.audio import whisper
 
     for cache in (audio_judges._whisper, audio_judges._features, whisper._installed, audio._dnsmos):
         cache.cache_clear()

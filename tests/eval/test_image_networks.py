@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from PIL import Image
 
 from triptych.errors import CheckpointError, UserError
-from triptych.eval import image as inception_module
-from triptych.eval.clip import ClipModel, ZeroShotClassifier, unit
-from triptych.eval.features import ClipExtractor, Dinov2Extractor, FeatureSpec, InceptionExtractor, judge_of
-from triptych.eval.image import inception_features
+from triptych.eval.image import inception as inception_module
+from triptych.eval.image.clip import ClipModel, ZeroShotClassifier, unit
+from triptych.eval.image.features import ClipExtractor, Dinov2Extractor, FeatureSpec, InceptionExtractor, judge_of
+from triptych.eval.image.inception import inception_features
 from triptych.eval.metrics import file_sha256
 from triptych.eval.pretrained import find_pretrained
 

@@ -8,20 +8,20 @@ import torch
 from PIL import Image
 
 from triptych.errors import DataError, UserError
-from triptych.eval import image as inception_module
-from triptych.eval.features import Dinov2Extractor, FeatureSpec
 from triptych.eval.frechet import Gaussian, frechet_score, save_gaussian
 from triptych.eval.geneval.detection import Detection
 from triptych.eval.geneval.evaluate import geneval_table
 from triptych.eval.geneval.prompts import CATEGORIES, Clause, GenEvalPrompt, Wording, sample_prompts
-from triptych.eval.image import kernel_score
-from triptych.eval.image_settings import feature_metrics, geneval_metric
-from triptych.eval.image_suite import ImageSettings, image_suite
+from triptych.eval.image import inception as inception_module
+from triptych.eval.image.features import Dinov2Extractor, FeatureSpec
+from triptych.eval.image.inception import kernel_score
+from triptych.eval.image.neighbours import compare_neighbours
+from triptych.eval.image.prompts import read_prompt_file
+from triptych.eval.image.reference import Framing, open_images
+from triptych.eval.image.settings import feature_metrics, geneval_metric
+from triptych.eval.image.suite import ImageSettings, image_suite
 from triptych.eval.metrics import Missing, Result
-from triptych.eval.neighbours import compare_neighbours
-from triptych.eval.prompts import read_prompt_file
 from triptych.eval.records import RecordStore
-from triptych.eval.reference import Framing, open_images
 from triptych.eval.suite import Evaluation, ModelSource
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes.judge import detect
@@ -302,7 +302,7 @@ def test_captions_that_the_model_refuses_are_left_out_if_they_are_few(run, data,
 
 
 def test_clip_scores_are_means_over_pairs(run, data, tmp_path, monkeypatch):
-    from triptych.eval import image_suite as module
+    from triptych.eval.image import suite as module
 
     class FakeClip:
         name, sha256 = "CLIP (fake)", "0" * 64

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageFilter
 
 from triptych.errors import CheckpointError, UserError
-from triptych.eval import image as metrics
-from triptych.eval.image import inception_features, kernel_inception_distance
+from triptych.eval.image import inception as metrics
+from triptych.eval.image.inception import inception_features, kernel_inception_distance
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.world import SMALL
 from triptych.vocab import Task

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from triptych.errors import DataError, UserError
-from triptych.eval import neighbours
-from triptych.eval.image import kernel_inception_distance, kernel_score
-from triptych.eval.neighbours import compare_neighbours
+from triptych.eval.image import neighbours
+from triptych.eval.image.inception import kernel_inception_distance, kernel_score
+from triptych.eval.image.neighbours import compare_neighbours
 
 METRICS = ("precision", "recall", "density", "coverage")
 

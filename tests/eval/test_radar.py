@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from triptych.eval.metrics import Metric, Result
-from triptych.eval.radar import Axis, ecdf, radar_chart, radar_position, references
-from triptych.eval.report_paper import paper, paper_axes, result_of
+from triptych.eval.report.paper import paper, paper_axes, result_of
+from triptych.eval.report.radar import Axis, ecdf, radar_chart, radar_position, references
 from triptych.eval.results import Entry, ModelInfo
 from triptych.eval.scores import Score
 
@@ -72,11 +72,11 @@ def test_geneval_overall_is_the_mean_of_its_categories():
 
 
 def test_the_metrics_of_the_table_exist_in_the_suites():
-    from triptych.eval import audio_suite
-    from triptych.eval.aesthetics import AXES
-    from triptych.eval.features import FeatureSpec
+    from triptych.eval.audio import suite as audio_suite
+    from triptych.eval.audio.aesthetics import AXES
     from triptych.eval.geneval.prompts import CATEGORIES
-    from triptych.eval.image_settings import feature_metrics, geneval_metric
+    from triptych.eval.image.features import FeatureSpec
+    from triptych.eval.image.settings import feature_metrics, geneval_metric
     from triptych.eval.text.suite import text_metrics
 
     known = {metric.name for metric in text_metrics().values()}

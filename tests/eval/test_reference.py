@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from triptych.errors import DataError, UserError
-from triptych.eval import reference as module
-from triptych.eval.features import FeatureSpec
 from triptych.eval.frechet import Gaussian
-from triptych.eval.reference import Framing, full_path, open_images, reference_features
+from triptych.eval.image import reference as module
+from triptych.eval.image.features import FeatureSpec
+from triptych.eval.image.reference import Framing, full_path, open_images, reference_features
 
 SPEC = FeatureSpec("dinov2", "unused")
 WHOLE = Framing("original")

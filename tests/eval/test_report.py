@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from triptych.errors import DataError, UserError
-from triptych.eval import report_samples
 from triptych.eval.metrics import Judge, Metric, Missing, Result
-from triptych.eval.report import ReportedModel, group_by_model, report_json, report_page, unique_names
-from triptych.eval.report_samples import Sample, Samples, make_samples, read_samples, suite_samples
+from triptych.eval.report import samples as report_samples
+from triptych.eval.report.page import ReportedModel, group_by_model, report_json, report_page, unique_names
+from triptych.eval.report.samples import Sample, Samples, make_samples, read_samples, suite_samples
 from triptych.eval.results import Entry, MissingEntry, ModelInfo, StoredResults
 from triptych.eval.scores import Score
 from triptych.utils.media import Audio

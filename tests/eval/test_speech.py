@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from triptych.errors import UserError
-from triptych.eval.audio import dnsmos, normalize_transcript, transcribe, word_error_rate
+from triptych.eval.audio.speech import dnsmos, normalize_transcript, transcribe, word_error_rate
 from triptych.utils.media import Audio
 
 
@@ -105,7 +105,7 @@ def test_whisper_and_dnsmos_distinguish_speech_from_noise():
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     import sys
 
-    from triptych.eval import audio
+    from triptych.eval.audio import speech as audio
 
     audio._whisper.cache_clear()
     monkeypatch.setitem(sys.modules, "faster_whisper", None)

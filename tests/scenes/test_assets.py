@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from triptych.eval.audio import dnsmos, transcribe, word_error_rate
+from triptych.eval.audio.speech import dnsmos, transcribe, word_error_rate
 from triptych.scenes.exam_samples import Voices, spoken_sentence, world_with_images_of
 from triptych.scenes.image import draw
 from triptych.scenes.judge import score_images

@@ -10,8 +10,8 @@ from triptych.cli.eval_common import progress
 from triptych.errors import UserError
 
 if TYPE_CHECKING:
-    from triptych.eval.report import Curves
-    from triptych.eval.report_samples import Samples
+    from triptych.eval.report.page import Curves
+    from triptych.eval.report.samples import Samples
     from triptych.eval.results import StoredResults
 
 _FOLDER = Path("out/report")
@@ -47,7 +47,7 @@ def _run_report(args: argparse.Namespace) -> None:
     from triptych.eval.results import find_results
 
     stored = [find_results(each) for each in args.results]
-    from triptych.eval.report import ReportedModel, group_by_model, report_json, report_page, unique_names
+    from triptych.eval.report.page import ReportedModel, group_by_model, report_json, report_page, unique_names
     from triptych.utils.files import write_atomically
 
     groups = group_by_model(stored)
@@ -83,7 +83,7 @@ def _plain(name: str) -> str:
 
 def _samples(group: "list[StoredResults]", args: argparse.Namespace) -> "Samples":
     """Samples that are kept, or new ones of the model if it is where the results say."""
-    from triptych.eval.report_samples import SAMPLES, Samples, make_samples, read_samples, suite_samples
+    from triptych.eval.report.samples import SAMPLES, Samples, make_samples, read_samples, suite_samples
 
     shown = [each for stored in group for each in suite_samples(stored.folder)]
     folder = group[0].folder / SAMPLES

@@ -104,8 +104,8 @@ def _run_toy(args: argparse.Namespace) -> None:
 
 
 def _run_own(args: argparse.Namespace) -> None:
-    from triptych.eval.codecs import CodecSettings
-    from triptych.eval.run_codecs import codec_table, guess_modality, run_codecs
+    from triptych.eval.codecs.run import codec_table, guess_modality, run_codecs
+    from triptych.eval.codecs.suite import CodecSettings
     from triptych.training.logging import environment
     from triptych.utils.device import resolve_device
 

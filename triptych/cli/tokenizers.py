@@ -84,7 +84,7 @@ def _run_fit(args: argparse.Namespace) -> None:
     import sys
 
     from triptych.data.fit import fit_tokenizers
-    from triptych.eval.tokenizers import write_report
+    from triptych.eval.codecs.fitted import write_report
 
     def report(line: str) -> None:
         if not args.quiet:

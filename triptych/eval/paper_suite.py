@@ -18,7 +18,7 @@ from triptych.data.sources.manifest import MANIFEST
 from triptych.data.sources.tables import TABLE
 from triptych.errors import DataError, UserError, did_you_mean
 from triptych.eval.metrics import Metric, Missing
-from triptych.eval.report_paper import PaperRow, paper
+from triptych.eval.report.paper import PaperRow, paper
 from triptych.eval.run_suites import Job
 from triptych.eval.suites import SUITES, settings_of
 

@@ -371,7 +371,7 @@ class ResultFolder:
 
 def _settles(entry: Entry, missing: MissingEntry) -> bool:
     """Whether a result provides what was missing: the metric, or the row of the paper's table that has that name."""
-    from triptych.eval.report_paper import paper, result_of  # which imports this module
+    from triptych.eval.report.paper import paper, result_of  # which imports this module
 
     if entry.suite != missing.suite:
         return False

@@ -15,13 +15,13 @@ def _text() -> tuple[Suite, type]:
 
 
 def _image() -> tuple[Suite, type]:
-    from triptych.eval.image_suite import ImageSettings, image_suite
+    from triptych.eval.image.suite import ImageSettings, image_suite
 
     return image_suite, ImageSettings
 
 
 def _audio() -> tuple[Suite, type]:
-    from triptych.eval.audio_suite import AudioSettings, audio_suite
+    from triptych.eval.audio.suite import AudioSettings, audio_suite
 
     return audio_suite, AudioSettings
 

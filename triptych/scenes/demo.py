@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triptych.errors import UnusualInputWarning
 from triptych.eval import html as page
-from triptych.eval.audio import normalize_transcript
+from triptych.eval.audio.speech import normalize_transcript
 from triptych.hub.directions import GAP
 from triptych.hub.pipeline import Pipeline
 from triptych.scenes.answer_check import answer_is_right

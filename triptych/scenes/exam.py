@@ -20,7 +20,7 @@ from typing import Any
 
 import triptych
 from triptych.errors import UserError, did_you_mean, require
-from triptych.eval.image import find_inception
+from triptych.eval.image.inception import find_inception
 from triptych.eval.records import Progress, RecordStore, model_fingerprint
 from triptych.eval.results import Entry, ModelInfo, now, result_folder
 from triptych.eval.scores import Score

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from triptych.eval.image import SUBSET_SIZE, inception_features, kernel_inception_distance, kernel_score
+from triptych.eval.image.inception import SUBSET_SIZE, inception_features, kernel_inception_distance, kernel_score
 from triptych.eval.records import Record, run_part
 from triptych.eval.scores import category_score
 from triptych.scenes.answer_check import answer_is_right

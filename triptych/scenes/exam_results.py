@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from triptych.eval.image import inception_sha256
+from triptych.eval.image.inception import inception_sha256
 from triptych.eval.metrics import Judge, Kind, Metric, Result, file_sha256
 from triptych.eval.scores import Score
 

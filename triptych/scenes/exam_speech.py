@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from triptych.eval.audio import normalize_transcript, transcribe, word_errors
+from triptych.eval.audio.speech import normalize_transcript, transcribe, word_errors
 from triptych.eval.records import Record, run_part
 from triptych.scenes.exam_samples import Exam, Scored, SpokenSentence, spoken_sentence
 from triptych.scenes.speech import speakable, synthesize

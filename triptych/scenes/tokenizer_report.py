@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from triptych.eval.audio import dnsmos, transcribe, word_error_rate
-from triptych.eval.tokenizers import contact_sheet
+from triptych.eval.audio.speech import dnsmos, transcribe, word_error_rate
+from triptych.eval.codecs.fitted import contact_sheet
 from triptych.scenes.judge import score_images
 from triptych.scenes.samples import SPLITS, scene_sample
 from triptych.scenes.speech import ALWAYS_AVAILABLE, available_voices, speakable, synthesize

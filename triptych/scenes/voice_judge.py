@@ -1,6 +1,6 @@
 """The judge of synthesized speech: Whisper base (int8 ONNX), decoded greedily, on one thread.
 
-It is independent of the scores of an evaluation, which use Whisper tiny.en (triptych/eval/audio.py).
+It is independent of the scores of an evaluation, which use Whisper tiny.en (triptych/eval/audio/speech.py).
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import UserError, require
-from triptych.eval.audio import normalize_transcript, word_errors
+from triptych.eval.audio.speech import normalize_transcript, word_errors
 from triptych.scenes.voice_files import WHISPER, folder
 from triptych.tokenizers.audio import resample
 from triptych.utils.media import Audio

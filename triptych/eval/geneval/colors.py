@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from PIL import Image
 
-from triptych.eval.clip import ClipModel, ZeroShotClassifier
 from triptych.eval.geneval.detection import Detection
 from triptych.eval.geneval.prompts import COLORS, GenEvalPrompt
 from triptych.eval.geneval.scoring import Objects
+from triptych.eval.image.clip import ClipModel, ZeroShotClassifier
 
 _GREY = "#999999"
 _TEXTS = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")

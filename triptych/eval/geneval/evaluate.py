@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import UserError
-from triptych.eval.clip import ClipModel
 from triptych.eval.geneval.colors import ColorClassifier, with_colors
 from triptych.eval.geneval.detection import ObjectDetector
 from triptych.eval.geneval.detectors import load_detector
 from triptych.eval.geneval.prompts import CATEGORIES, GenEvalPrompt, read_prompts, sample_prompts
 from triptych.eval.geneval.scoring import OFFICIAL_RULES, judge_objects, select_objects
 from triptych.eval.geneval.summary import summarise
-from triptych.eval.image_settings import OFFICIAL, ImageSettings, geneval_metric
+from triptych.eval.image.clip import ClipModel
+from triptych.eval.image.painting import Painter, content_hash, keep_folder, model_of, threads
+from triptych.eval.image.prompts import refusals
+from triptych.eval.image.settings import OFFICIAL, ImageSettings, geneval_metric
 from triptych.eval.metrics import Judge, Missing, Result
-from triptych.eval.painting import Painter, content_hash, keep_folder, model_of, threads
-from triptych.eval.prompts import refusals
 from triptych.eval.records import Record, run_part_in_processes
 from triptych.eval.scores import Score
 from triptych.eval.suite import Evaluation, Outcomes

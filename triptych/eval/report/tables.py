@@ -8,7 +8,7 @@ from typing import Any
 from triptych.eval import html as page
 from triptych.eval.compare import ComparisonResult, dataset_of, format_p, format_score, format_value, label_of
 from triptych.eval.metrics import Metric
-from triptych.eval.report_paper import PaperRow, paper, result_of
+from triptych.eval.report.paper import PaperRow, paper, result_of
 from triptych.eval.results import Entry, MissingEntry
 from triptych.eval.scores import Score
 

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from typing import Any
 
 from triptych.errors import UserError
-from triptych.eval.clip import ClipModel
 from triptych.eval.geneval.evaluate import GenEval
-from triptych.eval.image_distances import Samples, missing_outcomes
-from triptych.eval.image_settings import ImageSettings
+from triptych.eval.image.clip import ClipModel
+from triptych.eval.image.distances import Samples, missing_outcomes
+from triptych.eval.image.settings import ImageSettings
 from triptych.eval.suite import Evaluation, Outcomes
 from triptych.vocab import Modality
 

@@ -26,18 +26,18 @@ from typing import Any, Literal
 import numpy as np
 
 from triptych.errors import DataError, UserError, did_you_mean
-from triptych.eval.aesthetics import AXES
-from triptych.eval.audio_features import AudioFeatureSpec
-from triptych.eval.audio_judges import Embed, Hear, JudgeTask, RateAesthetics, RateSpeech
-from triptych.eval.english import normalizer
+from triptych.eval.audio.aesthetics import AXES
+from triptych.eval.audio.data import Clip, SpeechData, choose_speech
+from triptych.eval.audio.english import normalizer
+from triptych.eval.audio.features import AudioFeatureSpec
+from triptych.eval.audio.judges import Embed, Hear, JudgeTask, RateAesthetics, RateSpeech
+from triptych.eval.audio.transcripts import Unit, count_errors
 from triptych.eval.frechet import Gaussian, frechet_score
 from triptych.eval.metrics import Judge, Metric, Missing, Result
 from triptych.eval.packing import unpack
 from triptych.eval.records import Compute, Record, run_part_in_processes
 from triptych.eval.scores import Score, interval_or_nan, ratio_score
-from triptych.eval.speech_data import Clip, SpeechData, choose_speech
 from triptych.eval.suite import Evaluation, ModelSource, Outcomes
-from triptych.eval.transcripts import Unit, count_errors
 from triptych.hub.pipeline import Pipeline
 from triptych.utils.media import Audio
 from triptych.vocab import Modality

@@ -37,8 +37,8 @@ from triptych.data.sources import open_source
 from triptych.data.sources.base import IMAGE_SUFFIXES, MAX_MEDIA_BYTES, BadSample
 from triptych.data.sources.tars import WEBDATASET
 from triptych.errors import DataError, UserError
-from triptych.eval.features import FeatureExtractor, FeatureSpec
 from triptych.eval.frechet import Gaussian, check_features
+from triptych.eval.image.features import FeatureExtractor, FeatureSpec
 from triptych.eval.metrics import Judge
 from triptych.eval.records import Progress
 from triptych.tokenizers.pixels import resize_with_white_padding

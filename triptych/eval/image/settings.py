@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import UserError
-from triptych.eval.features import FeatureSpec
 from triptych.eval.geneval.detection import ObjectDetector
 from triptych.eval.geneval.prompts import GenEvalPrompt
+from triptych.eval.image.features import FeatureSpec
+from triptych.eval.image.reference import Framing, FramingMode
 from triptych.eval.metrics import Metric
-from triptych.eval.reference import Framing, FramingMode
 
 OFFICIAL = "official"
 
@@ -32,7 +32,7 @@ class ImageSettings:
     features: Sequence[str] = ("inception",)
     """Networks: `inception`, `dinov2=FOLDER`, `clip=OWNER/NAME`."""
     framing: FramingMode = "pad"
-    """How reference images become square: pad, crop or original (see `triptych.eval.reference.Framing`)."""
+    """How reference images become square: pad, crop or original (see `triptych.eval.image.reference.Framing`)."""
     extrapolate: bool = False
     """Whether to extrapolate FID to infinitely many samples; needs twice as many samples as features."""
     clip: str | None = None

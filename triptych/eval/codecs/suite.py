@@ -23,21 +23,21 @@ from scipy.ndimage import correlate1d
 
 from triptych.data.sources.base import IMAGE_SUFFIXES
 from triptych.errors import DataError, UserError, require
-from triptych.eval.aesthetics import AXES
-from triptych.eval.audio_codecs import AudioCodec, open_audio_codec
-from triptych.eval.audio_judges import Hear, JudgeTask, Measure, RateAesthetics, RateSpeech
-from triptych.eval.codecs_base import CodecFacts, Encoded
-from triptych.eval.english import normalizer
-from triptych.eval.features import FeatureExtractor, FeatureSpec, judge_of
+from triptych.eval.audio.aesthetics import AXES
+from triptych.eval.audio.data import Clip, choose, choose_speech, media_files
+from triptych.eval.audio.english import normalizer
+from triptych.eval.audio.judges import Hear, JudgeTask, Measure, RateAesthetics, RateSpeech
+from triptych.eval.audio.quality import pesq, stoi
+from triptych.eval.audio.transcripts import count_errors
+from triptych.eval.codecs.audio import AudioCodec, open_audio_codec
+from triptych.eval.codecs.base import CodecFacts, Encoded
+from triptych.eval.codecs.image import ImageCodec, open_image_codec
 from triptych.eval.frechet import Gaussian, frechet_score
-from triptych.eval.image_codecs import ImageCodec, open_image_codec
+from triptych.eval.image.features import FeatureExtractor, FeatureSpec, judge_of
 from triptych.eval.metrics import Judge, Metric, Missing, Result
 from triptych.eval.packing import pack, unpack
 from triptych.eval.records import Compute, Progress, Record, RecordStore, run_part_in_processes
 from triptych.eval.scores import Score, interval_or_nan, ratio_score
-from triptych.eval.speech_data import Clip, choose, choose_speech, media_files
-from triptych.eval.speech_quality import pesq, stoi
-from triptych.eval.transcripts import count_errors
 from triptych.tokenizers.pixels import resize_with_white_padding
 from triptych.tokenizers.reconstruction import psnr
 from triptych.utils.media import Audio, read_image

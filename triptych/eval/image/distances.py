@@ -12,17 +12,14 @@ import numpy as np
 from PIL import Image
 
 from triptych.errors import DataError, UserError
-from triptych.eval.clip import ClipModel
-from triptych.eval.features import FeatureExtractor, FeatureSpec, judge_of
 from triptych.eval.frechet import Gaussian, extrapolated_score, frechet_score, load_gaussian
-from triptych.eval.image import kernel_score
-from triptych.eval.image_settings import CLIP_SCORE, ImageSettings, feature_metrics
-from triptych.eval.metrics import Judge, Metric, Missing, Result
-from triptych.eval.neighbours import DENSITY_K, PRECISION_K, compare_neighbours
-from triptych.eval.painting import Painter, content_hash, keep_folder, model_of, show_samples, threads
-from triptych.eval.prompts import Prompts, captions_of, choose_prompts, read_prompt_file
-from triptych.eval.records import Record, run_part_in_processes
-from triptych.eval.reference import (
+from triptych.eval.image.clip import ClipModel
+from triptych.eval.image.features import FeatureExtractor, FeatureSpec, judge_of
+from triptych.eval.image.inception import kernel_score
+from triptych.eval.image.neighbours import DENSITY_K, PRECISION_K, compare_neighbours
+from triptych.eval.image.painting import Painter, content_hash, keep_folder, model_of, show_samples, threads
+from triptych.eval.image.prompts import Prompts, captions_of, choose_prompts, read_prompt_file
+from triptych.eval.image.reference import (
     Framing,
     ImageSet,
     ReferenceFeatures,
@@ -31,6 +28,9 @@ from triptych.eval.reference import (
     open_images,
     reference_features,
 )
+from triptych.eval.image.settings import CLIP_SCORE, ImageSettings, feature_metrics
+from triptych.eval.metrics import Judge, Metric, Missing, Result
+from triptych.eval.records import Record, run_part_in_processes
 from triptych.eval.scores import ratio_score
 from triptych.eval.suite import Evaluation, Outcomes
 from triptych.utils.files import write_atomically

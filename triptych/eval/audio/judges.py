@@ -10,13 +10,13 @@ from typing import Protocol
 
 import numpy as np
 
-from triptych.eval.aesthetics import Aesthetics
-from triptych.eval.audio import dnsmos, dnsmos_judge
-from triptych.eval.audio_features import AudioFeatures, AudioFeatureSpec
+from triptych.eval.audio.aesthetics import Aesthetics
+from triptych.eval.audio.features import AudioFeatures, AudioFeatureSpec
+from triptych.eval.audio.speech import dnsmos, dnsmos_judge
+from triptych.eval.audio.whisper import Whisper, load_whisper
 from triptych.eval.metrics import Judge
 from triptych.eval.packing import pack
 from triptych.eval.records import Record
-from triptych.eval.whisper import Whisper, load_whisper
 from triptych.utils.media import Audio
 
 Measure = Callable[[Audio], Record]

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from triptych.errors import UserError
-from triptych.eval.audio import normalize_transcript, transcribe, word_error_rate
-from triptych.eval.image import inception_features, kernel_inception_distance
-from triptych.eval.speech_quality import pesq, stoi
+from triptych.eval.audio.quality import pesq, stoi
+from triptych.eval.audio.speech import normalize_transcript, transcribe, word_error_rate
+from triptych.eval.image.inception import inception_features, kernel_inception_distance
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.pixels import resize_with_white_padding
 from triptych.tokenizers.reconstruction import REPORT, TAIL, audio_distance, psnr

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import UserError
-from triptych.eval.codecs import CodecSettings, evaluate_codec
+from triptych.eval.codecs.suite import CodecSettings, evaluate_codec
 from triptych.eval.compare import format_score
 from triptych.eval.metrics import file_sha256
 from triptych.eval.records import Progress, RecordStore

@@ -14,10 +14,10 @@ from PIL import Image
 from triptych.errors import DataError
 from triptych.eval import html as page
 from triptych.eval.compare import compare, format_score
-from triptych.eval.radar import Axis, Reference, radar_chart, radar_position, references
-from triptych.eval.report_paper import paper, paper_axes, result_of
-from triptych.eval.report_samples import Sample, Samples
-from triptych.eval.report_tables import (
+from triptych.eval.report.paper import paper, paper_axes, result_of
+from triptych.eval.report.radar import Axis, Reference, radar_chart, radar_position, references
+from triptych.eval.report.samples import Sample, Samples
+from triptych.eval.report.tables import (
     comparison_table,
     first_of,
     missing_table,

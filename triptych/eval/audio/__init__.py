@@ -1,0 +1,1 @@
+"""Evaluation of speech: word errors, FAD, quality."""

@@ -1,0 +1,1 @@
+"""Evaluation of tokenizers and codecs on any files."""

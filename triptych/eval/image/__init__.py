@@ -1,0 +1,1 @@
+"""Evaluation of images: distances to references, CLIP score, GenEval."""
