@@ -335,6 +335,7 @@ def test_two_ranks_print_each_message_once(world: Path, tmp_path: Path) -> None:
 def test_two_ranks_print_an_error_once(mistake: str, code: int, world: Path, tmp_path: Path) -> None:
     process = start_two_ranks(world, tmp_path / "run", mistake)
     output, _ = process.communicate(timeout=300)
-    (line,) = output.splitlines()
-    assert line.startswith("triptych: error: ")
+    lines = output.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("triptych: error: ")
     assert process.returncode == code

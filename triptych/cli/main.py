@@ -194,9 +194,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, _Terminated) as stop:
         code = getattr(stop, "exit_code", None)  # a training run has said itself that and where it stopped
         if code is None:
-            from triptych.training.launch import is_first_to_print  # of several ranks, one says it
+            from triptych.training.launch import is_first_to_print
 
-            if is_first_to_print("stopped"):
+            # Of several ranks, one says it, and none if they are stopped because a rank has reported an error.
+            if is_first_to_print("stopped", alone=True):
                 print(f"triptych: {command.when_stopped if command else 'stopped.'}", file=sys.stderr)
             code = _PREEMPTED if isinstance(stop, _Terminated) else _INTERRUPTED
         return code

@@ -217,6 +217,8 @@ def _flatness_line(best: Fit, budgets: list[float], cost: FlopsPerToken) -> str:
         sizes = optimum.N * np.array([1, 1 / 3, 3])
         losses = best.law.loss(sizes, budget / cost(sizes))
         rises += list(losses[1:] / losses[0] - 1)
+    if not rises:
+        return "the law has no optimum at these budgets: the runs do not show what a wrong size costs"
     return (
         f"by the law, the loss of a model three times too large or too small is {min(rises):.1%} to {max(rises):.1%} "
         "higher"
