@@ -8,7 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ def find_pretrained(source: str | Path, kinds: tuple[str, ...], purpose: str) ->
     if not folder.is_dir():
         if text.count("/") != 1 or text.startswith((".", "/", "~")):
             raise UserError(f"{purpose}: there is no folder {str(source)!r}; give a folder, or OWNER/NAME on the hub.")
-        folder = _download(text, purpose)
+        folder = download(text, _FILES, f"{purpose}: {text}")
     try:
         model_type = str(json.loads((folder / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -60,18 +60,19 @@ def find_pretrained(source: str | Path, kinds: tuple[str, ...], purpose: str) ->
     return Pretrained(folder, name, model_type, _loaded_sha256(folder, purpose))
 
 
-def _download(name: str, purpose: str) -> Path:
+def download(name: str, files: Sequence[str], what: str) -> Path:
+    """The folder of a model on the hub; offline, that of an earlier download. `what` names it in errors."""
     from huggingface_hub import snapshot_download
 
     try:
         try:
-            return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+            return Path(snapshot_download(name, allow_patterns=list(files)))
         except Exception:  # offline: what was downloaded before may do
-            return Path(snapshot_download(name, allow_patterns=list(_FILES), local_files_only=True))
+            return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=True))
     except Exception as error:
         reason = " ".join(str(error).split())[:120]
         raise CheckpointError(
-            f"{purpose}: {name} is not in the local cache and cannot be downloaded ({type(error).__name__}: {reason}). "
+            f"{what} is not in the local cache and cannot be downloaded ({type(error).__name__}: {reason}). "
             "Download it where there is internet, and give its folder."
         ) from error
 

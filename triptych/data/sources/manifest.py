@@ -7,14 +7,13 @@ for recognition; `text_raw`, if it is wanted, is chosen as the text's key.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from triptych.data.sources.base import BadSample, Format, Reading, ReadOptions
-from triptych.data.sources.files import CountedFile, decompressed, plain_name, read_lines
-from triptych.data.sources.tables import sample_of, task_of_rows
+from triptych.data.sources.files import CountedFile, decompressed, plain_name
+from triptych.data.sources.tables import json_rows, sample_of, task_of_rows
 from triptych.data.types import RawSample
 from triptych.vocab import Task
 
@@ -34,20 +33,9 @@ def _claims(path: Path) -> bool:
     return isinstance(row, dict) and isinstance(row.get("audio_filepath"), str)
 
 
-def _rows(path: Path) -> Iterator[tuple[float, str, Any]]:
-    for fraction, key, line in read_lines(path):
-        if isinstance(line, BadSample):
-            yield fraction, key, line
-            continue
-        try:
-            yield fraction, key, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            yield fraction, key, BadSample(key, f"bad JSON: {error}")
-
-
 def _read(path: Path, task: Task, options: ReadOptions) -> Reading:
     roots = _roots(path)
-    for fraction, key, row in _rows(path):
+    for fraction, key, row in json_rows(path):
         if isinstance(row, BadSample):
             yield fraction, row
             continue
@@ -81,7 +69,7 @@ def _find(name: str, roots: list[Path]) -> str | None:
 
 
 def _task_of(path: Path, options: ReadOptions) -> Task:
-    return task_of_rows((row for _, _, row in _rows(path) if isinstance(row, Mapping)), path, options)
+    return task_of_rows((row for _, _, row in json_rows(path) if isinstance(row, Mapping)), path, options)
 
 
 MANIFEST = Format(

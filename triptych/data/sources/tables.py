@@ -183,10 +183,11 @@ def _task_of_row(row: Row, path: Path, options: ReadOptions) -> Task:
 
 def _rows(path: Path) -> Iterator[tuple[float, str, Any]]:
     """The rows of a table: fraction read, key, and the row or a BadSample."""
-    return _json_rows(path) if plain_name(path).endswith(_JSON_LINES) else _csv_rows(path)
+    return json_rows(path) if plain_name(path).endswith(_JSON_LINES) else _csv_rows(path)
 
 
-def _json_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
+def json_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
+    """The lines of a JSONL file: fraction read, key, and the value or a BadSample."""
     for fraction, key, line in read_lines(path):
         if isinstance(line, BadSample):
             yield fraction, key, line

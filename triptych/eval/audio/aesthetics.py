@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from triptych.errors import CheckpointError, UserError, require
 from triptych.eval.metrics import Judge, file_sha256
+from triptych.eval.pretrained import download
 from triptych.hub.source import HUB_PREFIX
 from triptych.tokenizers.audio import resample
 from triptych.utils.media import Audio
@@ -169,19 +170,7 @@ def _folder(source: str | Path) -> Path:
             f"{_PURPOSE}: there is no folder {str(source)!r}; give a folder with config.json and {_WEIGHTS}, or "
             "facebook/audiobox-aesthetics."
         )
-    from huggingface_hub import snapshot_download
-
-    options: dict[str, Any] = {"allow_patterns": ["config.json", _WEIGHTS]}
-    try:
-        try:
-            return Path(snapshot_download(name, **options))
-        except Exception:  # offline: what was downloaded before may do
-            return Path(snapshot_download(name, local_files_only=True, **options))
-    except Exception as error:
-        raise CheckpointError(
-            f"{_PURPOSE}: {name} is not in the local cache and cannot be downloaded ({type(error).__name__}). "
-            "Download it where there is internet, and give its folder."
-        ) from error
+    return download(name, ("config.json", _WEIGHTS), f"{_PURPOSE}: {name}")
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

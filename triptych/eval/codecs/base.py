@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from triptych.errors import CheckpointError, UserError
+from triptych.eval.pretrained import download
 from triptych.hub.source import HUB_PREFIX
 
 Item = TypeVar("Item")
@@ -74,19 +75,7 @@ def codec_folder(source: str) -> Path:
         return folder
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"there is no codec {source!r}; give a folder, OWNER/NAME on the hub, or built-in tokenizers.")
-    from huggingface_hub import snapshot_download
-
-    options: dict[str, Any] = {"allow_patterns": list(_FILES)}
-    try:
-        try:
-            return Path(snapshot_download(name, **options))
-        except Exception:  # offline: what was downloaded before may do
-            return Path(snapshot_download(name, local_files_only=True, **options))
-    except Exception as error:
-        raise CheckpointError(
-            f"the codec {name} is not in the local cache and cannot be downloaded ({type(error).__name__}). "
-            "Download it where there is internet, and give its folder."
-        ) from error
+    return download(name, _FILES, f"the codec {name}")
 
 
 def class_of(folder: Path) -> tuple[str, Mapping[str, Any]]:
