@@ -4,7 +4,6 @@ All three use the training split only, so the test split measures them on unseen
 The tokenizers of the preset `small` are kept as they were fitted first, because studies were run with them.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,12 @@ from triptych.scenes.vocabulary import model_words
 from triptych.scenes.voice_degrade import degrade
 from triptych.scenes.world import FULL
 from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq
+from triptych.tokenizers.fit_patch_names import name_by_pattern_and_color
 from triptych.tokenizers.fit_patch_vq import different_patches, fit_patch_vq
 from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.tokenizers.patch_vq import PatchVQ, PatchVQConfig
 from triptych.tokenizers.text import ByteBPE
+from triptych.utils.json_files import read_json
 from triptych.utils.media import Audio
 from triptych.vocab import Task, Vocabulary
 
@@ -33,6 +34,7 @@ Report = Callable[[str], None]
 TEXT_SAMPLES = 40_000
 TEXT_VOCABULARY = 2_048  # an upper bound: merging stops when every word of the dataset is one token
 IMAGE_CODES = PatchVQConfig(resolution=128, patch=16, codes=8192)
+IMAGE_PATTERNS, IMAGE_COLORS = 1024, 32
 CODE_IMAGES = 12_000
 SPEECH_CLIPS, SPEECH_CODEBOOKS, SPEECH_CODES, SPEECH_DECODER_STEPS = 4_000, 3, 2_048, 6_000
 DEGRADED_SHARE = 0.15  # of the clips: the codes of noise are to be noise, not speech
@@ -55,7 +57,8 @@ def fit_image(report: Report, voices: Path | None = None) -> PatchVQ:
     """All patches of pictures of several objects."""
     rng = np.random.default_rng(1)
     images = (draw(_crowded_picture(rng)) for _ in range(CODE_IMAGES))
-    return fit_patch_vq(IMAGE_CODES, *different_patches(images, IMAGE_CODES), report=report)
+    tokenizer = fit_patch_vq(IMAGE_CODES, *different_patches(images, IMAGE_CODES), report=report)
+    return name_by_pattern_and_color(tokenizer, IMAGE_PATTERNS, IMAGE_COLORS)
 
 
 def _crowded_picture(rng: np.random.Generator) -> Picture:
@@ -105,5 +108,5 @@ def write_vocabulary(folder: Path) -> None:
     """Write `vocab.json` for the tokenizers in a folder, if all three exist."""
     parts = {part: folder / part / "tokenizer.json" for part in FIT_FUNCTIONS}
     if all(path.exists() for path in parts.values()):
-        sizes = {part: json.loads(path.read_text())["vocab_size"] for part, path in parts.items()}
+        sizes = {part: read_json(path)["vocab_size"] for part, path in parts.items()}
         Vocabulary(**sizes).save(folder / "vocab.json")

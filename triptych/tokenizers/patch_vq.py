@@ -4,7 +4,8 @@
     codes -> patches of the codebook -> on the background -> image
 
 An object has the same codes in every place and on every background: easy to predict for a model of codes.
-`fit_patch_vq` fits the codebook.
+A code is one token, or, if the codes have names, two: a pattern and a colour. `fit_patch_vq` fits the codebook,
+`fit_patch_names` the names.
 """
 
 import math
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from triptych.errors import CheckpointError, UserError
@@ -27,12 +29,13 @@ from triptych.tokenizers.base import check_image_ids, hash_arrays, read_spec, wr
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
 from triptych.vocab import Modality
 
-_CODEBOOK = "codebook.png"
-_BLOCK = 16  # patches of one matrix product
+_CODEBOOK, _NAMES = "codebook.png", "names.safetensors"
+_BLOCK = 64  # patches of one matrix product
 _MAX_REMEMBERED = 2**17  # patches
 _CHROMA = 2.0  # distances are measured with colours enlarged: the same shape in two colours is two things
 
-# B images, G rows and columns of patches, N = G * G patches, P pixels along a patch, L = 4 P P layers, K codes
+# B images, G rows and columns of patches, N = G * G patches, P pixels along a patch, L = 4 P P layers, K codes,
+# A patterns, C colours
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class PatchVQConfig:
 
 @final
 class PatchVQ:
-    """An image of `resolution` x `resolution` pixels <-> one code per patch, row by row.
+    """An image of `resolution` x `resolution` pixels <-> one code per patch, row by row: one token or two.
 
     Images of another size are first fitted into a white square. All matrix products have the same shape, because others
     round differently: the ids of an image never depend on the rest of the batch.
@@ -65,9 +68,10 @@ class PatchVQ:
     kind = "patch-vq"
     modality = Modality.IMAGE
 
-    def __init__(self, codes_KL: np.ndarray, config: PatchVQConfig):
-        """`codes_KL`: patches as bytes, see `quantize_codes`."""
+    def __init__(self, codes_KL: np.ndarray, config: PatchVQConfig, names_K2: np.ndarray | None = None):
+        """`codes_KL`: patches as bytes, see `quantize_codes`. `names_K2`: the pattern and the colour of every code."""
         self.config, self._bytes_KL = config, codes_KL
+        self._names = None if names_K2 is None else _Names.of(names_K2, codes_KL)
         codes = torch.from_numpy(codes_KL.astype(np.float32)).unflatten(1, (4, -1)) / 255
         self.codebook_KL = torch.cat([2 * codes[:, :3] - 1, codes[:, 3:]], 1).flatten(1)
         self._squares_K = squared_length(self.codebook_KL)
@@ -84,21 +88,32 @@ class PatchVQ:
         spec = read_spec(folder, [cls.kind])
         try:
             config = PatchVQConfig(**spec["shape"])
+            names = load_file(folder / _NAMES)["names"] if spec.get("names") else None
             with Image.open(folder / _CODEBOOK) as sheet:
-                tokenizer = cls(_from_sheet(sheet, config), config)
+                tokenizer = cls(_from_sheet(sheet, config), config, names)
         except UserError:
             raise
         except Exception as error:  # a damaged PNG raises errors of many kinds
             raise CheckpointError(f"{folder} is not a saved PatchVQ ({error}).") from error
         if tokenizer.fingerprint != spec.get("fingerprint"):
-            raise CheckpointError(f"{folder / _CODEBOOK} is not the file that was saved: its fingerprint differs.")
+            files = _CODEBOOK if names is None else f"{_CODEBOOK} or {_NAMES}"
+            raise CheckpointError(f"{folder / files} is not the file that was saved: its fingerprint differs.")
         return tokenizer
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that `load` reads."""
         shape = asdict(self.config)
-        write_spec(Path(folder), self.kind, vocab_size=self.vocab_size, fingerprint=self.fingerprint, shape=shape)
+        has_names = {} if self._names is None else {"names": True}
+        write_spec(
+            Path(folder), self.kind, vocab_size=self.vocab_size, fingerprint=self.fingerprint, shape=shape, **has_names
+        )
         _to_sheet(self._bytes_KL, self.config).save(Path(folder) / _CODEBOOK)
+        if self._names is not None:
+            save_file({"names": self._names.names_K2}, Path(folder) / _NAMES)
+
+    def with_names(self, names_K2: np.ndarray) -> "PatchVQ":
+        """The same codebook with two tokens per patch."""
+        return PatchVQ(self._bytes_KL, self.config, names_K2)
 
     def to(self, device: str | torch.device) -> "PatchVQ":
         self.codebook_KL, self._squares_K = self.codebook_KL.to(device), self._squares_K.to(device)
@@ -113,24 +128,34 @@ class PatchVQ:
         return self.config.grid
 
     @property
+    def num_codebooks(self) -> int:
+        return 1 if self._names is None else 2
+
+    @property
     def vocab_size(self) -> int:
-        return self.config.codes
+        """Codes, or patterns and then colours."""
+        return self.config.codes if self._names is None else sum(self._names.sizes)
 
     @property
     def tokens_per_image(self) -> int:
-        return self.grid**2
+        return self.num_codebooks * self.grid**2
 
     @cached_property
     def fingerprint(self) -> str:
-        return hash_arrays({"kind": self.kind, **asdict(self.config)}, {"codebook": self._bytes_KL})
+        arrays = {"codebook": self._bytes_KL}
+        if self._names is not None:
+            arrays["names"] = self._names.names_K2
+        return hash_arrays({"kind": self.kind, **asdict(self.config)}, arrays)
 
     def encode(self, items: Sequence[Image.Image]) -> list[np.ndarray]:
-        ids = []
+        parts = []
         for image in items:
             pixels = torch.from_numpy(to_pixels([resize_with_white_padding(image, self.resolution)]))
-            layers_NL = separate(to_patches(pixels.to(self.codebook_KL.device), self.config.patch))[0]
-            ids.append(np.array(self._codes(layers_NL), np.int32))
-        return ids
+            parts.append(separate(to_patches(pixels.to(self.codebook_KL.device), self.config.patch))[0])
+        if not parts:
+            return []
+        codes = np.array(self._codes(torch.cat(parts)), np.int32).reshape(len(parts), -1)
+        return [row if self._names is None else self._names.tokens(row) for row in codes]
 
     def _codes(self, layers_NL: Tensor) -> list[int]:
         """The nearest codes. Patches repeat, within an image and between images, so their codes are remembered."""
@@ -152,9 +177,53 @@ class PatchVQ:
         images: list[Image.Image] = []
         for row in ids:
             check_image_ids(row, self.tokens_per_image, self.vocab_size)
-            codes_N = torch.from_numpy(np.asarray(row, np.int64)).to(self.codebook_KL.device)
+            row = np.asarray(row, np.int64)
+            codes_N = torch.from_numpy(row if self._names is None else self._names.codes(row))
+            codes_N = codes_N.to(self.codebook_KL.device)
             images += from_pixels(to_images(combine(self.codebook_KL[codes_N][None]), self.config.patch).cpu().numpy())
         return images
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The pattern and the colour of every code, and the code of every pattern in every colour."""
+
+    names_K2: np.ndarray
+    sizes: tuple[int, int]
+    code_AC: np.ndarray
+
+    @classmethod
+    def of(cls, names_K2: np.ndarray, codes_KL: np.ndarray) -> "_Names":
+        codes = len(codes_KL)
+        if np.shape(names_K2) != (codes, 2) or np.min(names_K2) < 0 or np.max(names_K2) >= codes:
+            raise UserError(f"names must be two numbers from 0 to {codes - 1} for each of {codes} codes.")
+        names_K2 = np.ascontiguousarray(names_K2, np.int32)
+        num_patterns, num_colors = map(int, names_K2.max(0) + 1)
+        code_AC = np.full((num_patterns, num_colors), -1, np.int64)
+        code_AC[names_K2[:, 0], names_K2[:, 1]] = np.arange(codes)
+        if (code_AC >= 0).sum() != codes or (code_AC < 0).all(1).any():
+            raise UserError("every code needs a name of its own, and every pattern a code.")
+        # A model may ask for a pattern in a colour that it does not have: it gets the most similar one.
+        layers_K4P = codes_KL.reshape(codes, 4, -1).astype(np.float32)
+        opacity_K = layers_K4P[:, 3].sum(1)
+        mean_K3 = (layers_K4P[:, :3] * layers_K4P[:, 3:]).sum(2) / np.maximum(opacity_K, 1)[:, None]
+        count_C = np.bincount(names_K2[:, 1], minlength=num_colors)
+        total_C3 = np.stack([np.bincount(names_K2[:, 1], part, num_colors) for part in mean_K3.T], 1)
+        color_C3 = total_C3 / np.maximum(count_C, 1)[:, None]
+        distance_CC = np.linalg.norm(color_C3[:, None] - color_C3, axis=2)
+        for row_C in code_AC:
+            known = np.flatnonzero(row_C >= 0)
+            row_C[:] = row_C[known[distance_CC[:, known].argmin(1)]]
+        return cls(names_K2, (num_patterns, num_colors), code_AC)
+
+    def tokens(self, codes_N: np.ndarray) -> np.ndarray:
+        """[2 N]: a pattern, then a colour, for each patch."""
+        return (self.names_K2[codes_N] + np.array([0, self.sizes[0]], np.int32)).reshape(-1)
+
+    def codes(self, tokens: np.ndarray) -> np.ndarray:
+        """[N]. A colour in the place of a pattern, or the other way round, is read as some pattern or colour."""
+        pattern_N, color_N = tokens.reshape(-1, 2).T
+        return self.code_AC[pattern_N % self.sizes[0], (color_N - self.sizes[0]) % self.sizes[1]]
 
 
 def to_patches(images_B3HW: Tensor, patch: int) -> Tensor:
