@@ -126,3 +126,50 @@ def test_runs_of_a_single_budget_give_no_optimum(tmp_path: Path, capsys) -> None
     assert output.err.count("\n") == 1
     assert "N and D are tied in these runs, as with a single budget (correlation of their logs -0.998;" in output.err
     assert "add runs with at least two D, a factor of 2 or more apart, at each N" in output.err
+
+
+# -- the critical number of steps -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path) -> Path:
+    """S_crit grows as D^0.5 and does not depend on N."""
+    rows = [
+        f"{n},{d},{steps},{2 + np.log1p((40 * (d / 1e8) ** 0.5 / steps) ** 2) + 1e-3 * (steps % 7)}"
+        for n, d in ((1e6, 1e8), (1e6, 4e8), (1e6, 16e8), (8e6, 1e8))
+        for steps in 20 * 2 ** np.arange(7)
+    ]
+    path = tmp_path / "sweeps.csv"
+    path.write_text("\n".join(["N,D,steps,loss", *rows]) + "\n")
+    return path
+
+
+def test_the_plateau_law_of_anyones_runs(sweeps: Path, tmp_path: Path, capsys) -> None:
+    words = ("fit", sweeps, "--law", "plateau", "--rounds", "8", "--delta", "0.05")
+    assert command(*words, "--figure", tmp_path / "plateau.png") == 0
+    output = capsys.readouterr().out
+    assert "28 runs in 4 sweeps over the number of steps" in output
+    assert "S_crit grows as D^0.50" in output
+    assert "tokens (" in output
+    assert Image.open(tmp_path / "plateau.png").width > 500
+    assert command(*words, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["law"]["xi"] == pytest.approx(0.5, abs=0.02)
+    assert result["law"]["nu"] == pytest.approx(0, abs=0.02)
+    assert result["sweeps"][0]["S_crit"] == pytest.approx(40 * 0.05**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--law", "plateau", "--budget", "1e21"], "--budget cannot be combined with --law plateau"),
+        (["--law", "plateau", "--delta", "2"], "--delta is a fraction below 1"),
+        (["--law", "joint", "--delta", "0.1"], "--delta belongs to --law plateau"),
+        (["--law", "plateau", "--columns", "steps=nothing"], "has no column 'nothing'"),
+    ],
+)
+def test_wrong_plateau_options_are_reported_in_one_line(sweeps: Path, words: list[str], message: str, capsys) -> None:
+    assert command("fit", sweeps, *words) == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1

@@ -173,7 +173,17 @@ def test_text_output_appends_the_estimate(capsys: pytest.CaptureFixture) -> None
     assert "paper_3b on 256 x h100, each 80 GB and 989 TFLOP/s in bfloat16" in appended
     estimate = planned(capsys, "paper_3b", "--gpus", "256", "--price-per-hour", "2.5")["estimate"]
     time = estimate["time"]
-    assert f"{time['hours']:,.1f} hours at 40% of the peak; {time['rank_hours']:,.0f} GPU-hours" in appended
+    assert (
+        f"{time['hours']:,.1f} hours at {time['mfu']:.0%} of the peak; {time['rank_hours']:,.0f} GPU-hours" in appended
+    )
+    assert 0.3 < time["mfu"] < 0.53  # the share that matrix products alone reach
+    seconds = time["step_seconds"]
+    assert time["hours"] == pytest.approx(seconds["total"] * 1e6 / 3600)
+    assert seconds["total"] == pytest.approx(sum(seconds[name] for name in ("blocks", "head", "optimizer", "exposed")))
+    assert f"a step takes       {seconds['total']:.3g} s by a model of the GPU: blocks" in appended
+    assert "matrix products reach 53% of the peak of 989 TFLOP/s" in appended
+    given = planned(capsys, "paper_3b", "--gpus", "256", "--mfu", "0.4")["estimate"]["time"]
+    assert (given["mfu"], given["step_seconds"]) == (0.4, None)
     assert f"GPU-hours, ${time['cost']:,.0f} at $2.5" in appended
     row = next(line for line in appended.splitlines() if line.strip().startswith("activations"))
     assert row.split() == ["activations", f"{estimate['memory']['activations'] / 1e9:.3g}", "GB"]

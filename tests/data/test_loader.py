@@ -16,11 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_fakes import no_space
+from hostile_client import is_running
 from token_sets import SMALL, pair, random_set, wrapped, write_set
 
 from triptych.data import sequences
 from triptych.data.loader import Loader, LoaderConfig, Step
 from triptych.data.pack import Grouped, Packed, Padded, RowLayout
+from triptych.data.prefetch import LoaderOutOfMemory, LoaderWorkerDied, Prefetcher
 from triptych.data.shards import TokenDataset
 from triptych.data.steps import StepBuilder
 from triptych.data.types import Batch
@@ -351,7 +354,7 @@ def test_datasets_of_different_tokenizers_are_not_mixed(datasets: list[TokenData
         ({"seq_len": 4}, "seq_len must be an integer of at least 8, got 4"),
         ({"global_batch": 0}, "global_batch must be"),
         ({"p_subsample": 1.5}, "p_subsample must be between 0 and 1"),
-        ({"mask_text_eos": "some"}, "'packed', 'all' or 'none', got 'some'"),
+        ({"mask_text_eos": "some"}, "'packed' or 'all' or 'none', got 'some'"),
         ({"layout": Packed(row_length=40)}, "row_length=40 must be at least seq_len=48"),
         ({"num_workers": 1, "prefetch": 0}, "try prefetch=2"),
     ],
@@ -448,15 +451,60 @@ def test_a_killed_worker_is_an_error_not_a_hang(datasets: list[TokenDataset], af
         workers = [worker.pid for worker in multiprocessing.active_children()]
         wait_until_idle(workers)
         os.kill(workers[0], signal.SIGKILL)
-        with failing_after(60), pytest.raises(RuntimeError, match=r"a loader worker died \(.*exit code -9"):
+        with (
+            failing_after(60),
+            pytest.raises(LoaderOutOfMemory, match=r"a loader worker died \(.*exit code -9") as caught,
+        ):
             list(islice(loader, 50))
+    assert caught.value.exit_code == 2, "the system kills a process like this when memory runs out"
+    assert str(caught.value).endswith(
+        "use a smaller loader.prefetch (it is 1) or fewer workers (loader.num_workers is 2)."
+    )
+    assert "\n" not in str(caught.value)
     assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_crashes_is_not_taken_for_a_lack_of_memory(datasets: list[TokenDataset]) -> None:
+    with Loader(datasets, replace(CONFIG, num_workers=1, prefetch=1)) as loader:
+        next(loader)
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGABRT)
+        with (
+            failing_after(60),
+            pytest.raises(LoaderWorkerDied, match=r"a loader worker died \(.*exit code -6") as caught,
+        ):
+            list(islice(loader, 50))
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "prefetch", "advice"),
+    [
+        (0, 0, "use a smaller loader.global_batch."),
+        (0, 2, "use a smaller loader.prefetch (it is 2)."),
+        (1, 3, "use a smaller loader.prefetch (it is 3) or fewer workers (loader.num_workers is 1)."),
+    ],
+)
+def test_out_of_memory_advises_what_to_change(workers: int, prefetch: int, advice: str) -> None:
+    prefetcher = Prefetcher(np.empty, 1 << 59, None, workers, prefetch)  # an array of 4 exabytes
+    with failing_after(60), pytest.raises(LoaderOutOfMemory) as caught:
+        next(prefetcher)
+    assert str(caught.value) == f"memory ran out in the data loader: {advice}"
+    assert caught.value.exit_code == 2
+
+
+def test_full_shared_memory_advises_what_to_change() -> None:
+    with (
+        failing_after(60),
+        pytest.raises(LoaderOutOfMemory, match="is full of prefetched steps: use a smaller") as caught,
+    ):
+        next(Prefetcher(no_space, 0, None, 1, 1))
+    assert caught.value.exit_code == 2
 
 
 def test_workers_ignore_signals_to_the_process_group(datasets: list[TokenDataset]) -> None:
     with Loader(datasets, replace(CONFIG, num_workers=1, prefetch=1)) as loader:
         next(loader)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             os.kill(multiprocessing.active_children()[0].pid, number)
         time.sleep(0.2)
         for _ in range(5):
@@ -466,6 +514,7 @@ def test_workers_ignore_signals_to_the_process_group(datasets: list[TokenDataset
 SCRIPT = """
 import sys, time, multiprocessing
 from triptych.data.loader import Loader, LoaderConfig
+from triptych.data.prefetch import LoaderOutOfMemory, LoaderWorkerDied, Prefetcher
 from triptych.data.shards import TokenDataset
 if __name__ == "__main__":
     workers, ending, *folders = sys.argv[1:]
@@ -510,13 +559,6 @@ def test_workers_do_not_outlive_a_killed_parent(datasets: list[TokenDataset], tm
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.stdout.close()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_deleted_loader_stops_its_workers(datasets: list[TokenDataset]) -> None:

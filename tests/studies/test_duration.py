@@ -56,7 +56,7 @@ def test_flops_of_all_runs_are_summed(run: RunConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("study", "count"), [(coordinates, 48), (lr_transfer, 40), (batch_size, 48), (gamma, 24), (modules, 368)]
+    ("study", "count"), [(coordinates, 48), (lr_transfer, 40), (batch_size, 48), (gamma, 24), (modules, 392)]
 )
 def test_runs_without_a_record_are_counted(study, count: int, run: RunConfig, tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
@@ -65,7 +65,7 @@ def test_runs_without_a_record_are_counted(study, count: int, run: RunConfig, tm
     args.out = tmp_path
     bundle = TokenizerBundle.load(run.tokenizers)
     assert len(study.STUDY.missing_runs(args, run, bundle)) == count
-    key = "round0-0" if study is modules else study.trials(args)[3].key
+    key = "round0-0" if study is modules else study.trials(args, run)[3].key
     TrialRecords(tmp_path).add({"key": key})
     assert len(study.STUDY.missing_runs(args, run, bundle)) == count - 1
 

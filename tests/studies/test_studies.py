@@ -47,7 +47,7 @@ def test_scaled_proxies_differ_only_as_requested() -> None:
 def coordinate_records() -> list[dict]:
     """Standard grows as width^0.5 and layers^0.25; the other rule is flat but for width^0.02."""
     found = []
-    for trial in coordinates.trials(options(coordinates, "--steps", "2", "--seeds", "2")):
+    for trial in coordinates.trials(options(coordinates, "--steps", "2", "--seeds", "2"), proxy()):
         settings = trial.settings
         power = {("standard", "width"): 0.5, ("standard", "layers"): 0.25, ("completed_p", "width"): 0.02}
         size = settings[settings["axis"]] ** power.get((settings["rule"], settings["axis"]), 0.0) * (
@@ -78,7 +78,7 @@ def test_slopes_are_recovered(tmp_path: Path) -> None:
 
 
 def test_trials_cover_widths_and_depths_under_both_rules() -> None:
-    found = coordinates.trials(options(coordinates, "--widths", "64,128", "--depths", "2,4", "--seeds", "1"))
+    found = coordinates.trials(options(coordinates, "--widths", "64,128", "--depths", "2,4", "--seeds", "1"), proxy())
     assert len({trial.key for trial in found}) == len(found) == 8
     shapes = {(t.settings["rule"], t.settings["width"], t.settings["layers"]) for t in found}
     assert ("completed_p", 128, BASE_LAYERS) in shapes
@@ -90,7 +90,7 @@ def test_trials_cover_widths_and_depths_under_both_rules() -> None:
 
 def test_the_shift_of_the_best_rate_is_recovered(tmp_path: Path) -> None:
     records = []
-    for trial in lr_transfer.trials(options(lr_transfer, "--rates", "1e-3,2e-3,4e-3,8e-3,16e-3,32e-3")):
+    for trial in lr_transfer.trials(options(lr_transfer, "--rates", "1e-3,2e-3,4e-3,8e-3,16e-3,32e-3"), proxy()):
         settings = trial.settings
         shift = settings["width"] / BASE_WIDTH if settings["rule"] == "standard" else 1.0
         best = 8e-3 / shift
@@ -116,13 +116,13 @@ def test_the_best_rate_is_interpolated() -> None:
 
 
 def test_the_proxy_is_run_once_for_both_rules() -> None:
-    found = lr_transfer.trials(options(lr_transfer))
+    found = lr_transfer.trials(options(lr_transfer), proxy())
     at_base = [t for t in found if (t.settings["width"], t.settings["layers"]) == (BASE_WIDTH, BASE_LAYERS)]
-    assert len(at_base) == len(lr_transfer.RATES)
-    assert len(found) == 5 * len(lr_transfer.RATES)
-    only = lr_transfer.trials(options(lr_transfer, "--rules", "completed_p"))
+    assert len(at_base) == 8
+    assert len(found) == 5 * 8
+    only = lr_transfer.trials(options(lr_transfer, "--rules", "completed_p"), proxy())
     assert {t.key for t in only} < {t.key for t in found}
-    assert len(only) == 3 * len(lr_transfer.RATES)
+    assert len(only) == 3 * 8
 
 
 # -- batch sizes ------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def batch_records(critical: float) -> list[dict]:
     import math
 
     found = []
-    for trial in batch_size.trials(options(batch_size)):
+    for trial in batch_size.trials(options(batch_size), proxy()):
         settings = trial.settings
         steps = round(settings["tokens"] * BASE_BATCH * BASE_STEPS / settings["batch"])
         crossing = settings["tokens"] * BASE_BATCH * BASE_STEPS / critical
@@ -164,7 +164,9 @@ def test_all_ways_agree_at_the_batch_of_the_proxy(monkeypatch: pytest.MonkeyPatc
         return SimpleNamespace(as_json={"loss": 1.0})
 
     monkeypatch.setattr(batch_size, "train_in_memory", fake)
-    for trial in batch_size.trials(options(batch_size, "--batches", f"{BASE_BATCH},{4 * BASE_BATCH}", "--seeds", "1")):
+    for trial in batch_size.trials(
+        options(batch_size, "--batches", f"{BASE_BATCH},{4 * BASE_BATCH}", "--seeds", "1"), proxy()
+    ):
         batch_size.run_trial(trial, proxy(), None)
     values = [_values(config) for config in seen]
     assert values[0] == pytest.approx(values[1])
@@ -195,7 +197,7 @@ def _values(config) -> list[float]:
 
 def test_gamma_of_a_known_law_is_recovered(tmp_path: Path) -> None:
     records = []
-    for trial in gamma.trials(options(gamma, "--tokens", "0.5,1,2,4", "--virtual", "1,2,4,8,16,32,64,128")):
+    for trial in gamma.trials(options(gamma, "--tokens", "0.5,1,2,4", "--virtual", "1,2,4,8,16,32,64,128"), proxy()):
         settings = trial.settings
         steps = settings["tokens"] * BASE_BATCH * BASE_STEPS / settings["virtual_batch"]
         loss = 0.3 + 8.0 * steps**-0.5 + 0.5 * settings["virtual_batch"] ** -0.75

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych.errors import DataError
+from triptych.errors import DamageWarning
 from triptych.utils import trials
 from triptych.utils.trials import Trial, TrialRecords, run_trials
 
@@ -135,7 +135,7 @@ def test_processes_share_the_work(tmp_path: Path) -> None:
     assert len({record["by"] for record in found}) == 3
 
 
-def test_an_incomplete_last_line_is_dropped_and_damage_is_reported(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_dropped(tmp_path: Path) -> None:
     records = TrialRecords(tmp_path)
     records.add({"key": "a"})
     with open(records.path, "a") as file:
@@ -143,6 +143,75 @@ def test_an_incomplete_last_line_is_dropped_and_damage_is_reported(tmp_path: Pat
     assert records.keys == {"a"}
     records.add({"key": "c"})
     assert [json.loads(line)["key"] for line in records.path.read_text().splitlines()] == ["a", "c"]
-    records.path.write_text('{"key": "a"}\nnonsense\n{"key": "c"}\n')
-    with pytest.raises(DataError, match=r"line 2 is not JSON"):
-        list(records)
+
+
+@pytest.mark.parametrize("line", [b"nonsense", b"[1]", b'{"kez": "b"}', b'{"key": 5}', b"\xff\xfe", b"[" * 10_000])
+def test_damaged_lines_are_left_out_with_a_warning(line: bytes, tmp_path: Path) -> None:
+    records = TrialRecords(tmp_path)
+    records.path.write_bytes(b'{"key": "a"}\n' + line + b'\n{"key": "c"}\n')
+    with pytest.warns(DamageWarning, match=r"records\.jsonl: line 2 is damaged and left out"):
+        assert records.keys == {"a", "c"}
+
+
+def test_a_trial_whose_record_is_damaged_is_run_again(tmp_path: Path) -> None:
+    run_trials(tmp_path, TRIALS, square, lambda _: None)
+    path = tmp_path / "records.jsonl"
+    path.write_text(path.read_text().replace('"value": 4.0', '"value": 5.0'))  # still JSON
+    again = []
+
+    def run(trial: Trial) -> dict:
+        again.append(trial.key)
+        return square(trial)
+
+    with pytest.warns(DamageWarning, match="line 3 is damaged"):
+        records = run_trials(tmp_path, TRIALS, run, lambda _: None)
+    assert again == ["trial 2"]
+    assert {key: record["value"] for key, record in records.items()} == {f"trial {n}": n**2 for n in range(6)}
+
+
+def test_a_claim_stays_in_its_folder(tmp_path: Path) -> None:
+    with TrialRecords(tmp_path / "trials").claim("../../..") as is_ours:
+        assert is_ours
+        assert [path.name for path in tmp_path.iterdir()] == ["trials"]
+        assert TrialRecords(tmp_path / "trials").workers
+
+
+def _work_slowly(folder: Path, seconds: float) -> None:
+    def slow(trial: Trial) -> dict:
+        (folder / f"{trial.key} {os.getpid()} started").touch()
+        time.sleep(seconds)
+        return {"by": os.getpid()}
+
+    run_trials(folder, [Trial(f"trial-{n}", {}) for n in range(12)], slow, lambda _: None)
+
+
+def test_a_killed_process_neither_loses_nor_repeats_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two processes gets SIGKILL in the middle of a trial; only that trial is run again."""
+    monkeypatch.setattr(trials, "CLAIM_SECONDS", 1.5)
+    monkeypatch.setattr(trials, "_TOUCH_SECONDS", 0.2)
+    fork = multiprocessing.get_context("fork")
+    # Nothing but SIGKILL ends the trial of the first one; the other has enough to do until the claim expires.
+    killed = fork.Process(target=_work_slowly, args=(tmp_path, 600.0))
+    killed.start()
+    while not (started := list(tmp_path.glob(f"* {killed.pid} started"))):
+        time.sleep(0.01)
+    other = fork.Process(target=_work_slowly, args=(tmp_path, 0.02))
+    other.start()
+    while not TrialRecords(tmp_path).keys:
+        time.sleep(0.01)
+    killed.kill()
+    killed.join()
+    other.join()
+    assert killed.exitcode == -9
+    interrupted = started[0].name.split()[0]
+    # The same command after the kill, when the claim has expired.
+    stale = time.time() - 10
+    if (claim := tmp_path / "claims" / interrupted).exists():
+        os.utime(claim, (stale, stale))
+    again = fork.Process(target=_work_slowly, args=(tmp_path, 0.0))
+    again.start()
+    again.join()
+    assert sorted(record["key"] for record in TrialRecords(tmp_path)) == sorted(f"trial-{n}" for n in range(12))
+    starts = [path.name.split()[0] for path in tmp_path.glob("* started")]
+    assert sorted(starts) == sorted([*(f"trial-{n}" for n in range(12)), interrupted])
+    assert list((tmp_path / "claims").glob("[!.]*")) == []

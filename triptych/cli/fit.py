@@ -10,7 +10,8 @@ from triptych.cli.command import PLAN, Command, add_json, one_of, write_json
 from triptych.errors import UserError
 from triptych.utils.units import human_number
 
-_LAWS = ["best", "joint", "additive", "noise"]
+_LAWS = ["best", "joint", "additive", "noise", "plateau"]
+_ROUNDS, _PLATEAU_ROUNDS = 20, 200
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
@@ -20,16 +21,23 @@ Fit a scaling law to a table of runs, with confidence intervals, and print the c
   joint      L = E + (A N^(-a/b) + B/D)^b     the paper's law
   additive   L = E + A N^-a + B D^-b          Chinchilla's law
   noise      L = E + A S^-a + B Bv^-b         virtual steps and virtual batch (columns S and Bv)
+  plateau    L = c + log(1 + (S0 / S)^q)      the critical number of steps, S0 = s N^nu D^xi (columns steps, D and N)
 
 FILE is .csv, .tsv, .json or .jsonl with one row per run: N (non-embedding parameters), D (tokens), loss and optionally
 C (FLOPs of the run). Without C, training takes 6 N FLOPs per token; with C, D may be missing and is C / 6 N. Each of
 --rounds fits holds out a tenth of the runs and resamples the rest: the held-out errors choose between the laws, and the
 spread of the fits gives the intervals.
 
+The plateau law is for runs with hyperparameters scaled to the batch size: for each N and D, runs with batch sizes from
+small to large, so with many steps to few. It needs the columns steps and D; without N, all runs have one size. It
+prints the critical number of steps S_crit, below which exp(loss) is more than --delta above its plateau, and the
+critical batch B_crit = D / S_crit in tokens, for each N and D, and the exponents of both.
+
 examples:
   triptych fit studies/scaling/records.jsonl --budget 1e14 --figure fit.png
   triptych fit runs.csv --columns N=params,loss=val_loss --unit 1e9
-  triptych fit runs.csv --save fit.json && triptych plan --budget 1e21 --law fit.json"""
+  triptych fit runs.csv --save fit.json && triptych plan --budget 1e21 --law fit.json
+  triptych fit batch_sizes.csv --law plateau --delta 0.05 --figure plateau.png"""
     parser.add_argument("runs", metavar="FILE", type=Path, help="table of runs")
     parser.add_argument(
         "--law", default="best", **one_of(_LAWS), help="law to fit (default: the better of joint and additive)"
@@ -43,12 +51,20 @@ examples:
         "--drop-worst", type=positive_int, default=0, metavar="K", help="leave out the K highest losses"
     )
     parser.add_argument(
-        "--rounds", type=positive_int, default=20, metavar="K", help="number of fits to resampled runs (default: 20)"
+        "--rounds",
+        type=positive_int,
+        metavar="K",
+        help=f"number of fits to resampled runs (default: {_ROUNDS}, for plateau {_PLATEAU_ROUNDS})",
+    )
+    parser.add_argument(
+        "--delta",
+        type=positive_float,
+        metavar="X",
+        help="with plateau: rise of exp(loss) that defines the critical number of steps (default: 0.01)",
     )
     parser.add_argument(
         "--huber",
         type=positive_float,
-        default=1e-3,
         metavar="X",
         help="relative errors above X count linearly (default: 0.001)",
     )
@@ -74,24 +90,64 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--seed must not be negative, got {args.seed}.")
     if args.law == "noise" and args.budget:
         raise UserError("--budget needs a law of N and D, which the noise law is not.")
-    if args.rounds < 2:
+    if args.rounds is not None and args.rounds < 2:
         raise UserError(f"--rounds must be at least 2 for the intervals, got {args.rounds}.")
+    if args.law != "plateau":
+        if args.delta is not None:
+            raise UserError("--delta belongs to --law plateau.")
+        return
+    for name in ("budget", "save", "drop_worst", "huber"):
+        if getattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')} cannot be combined with --law plateau.")
+    if args.delta is not None and args.delta >= 1:
+        raise UserError(f"--delta is a fraction below 1, got {args.delta:g}.")
 
 
 def _run(args: argparse.Namespace) -> None:
+    _check(args)
+    if args.law == "plateau":
+        _run_plateau(args)
+    else:
+        _run_law(args)
+
+
+def _run_plateau(args: argparse.Namespace) -> None:
+    from triptych.scaling.plateau import fit_plateau_law, read_sweeps
+    from triptych.scaling.plateau_figures import draw_plateau
+    from triptych.scaling.plateau_report import law_lines, plateau_json, sweep_lines
+
+    delta = args.delta or 0.01
+    sweeps = read_sweeps(
+        args.runs, called=_column_names(args.columns), unit=args.unit, skip_diverged=args.skip_diverged
+    )
+    fitted = fit_plateau_law(sweeps, resamples=args.rounds or _PLATEAU_ROUNDS, seed=args.seed)
+    if args.figure:
+        draw_plateau(fitted, delta, args.figure)
+        print(f"wrote {args.figure}", file=sys.stderr)
+    if args.json is not None:
+        write_json(plateau_json(fitted, delta), args.json)
+        return
+    print(
+        f"{args.runs}: {len(sweeps)} runs in {sweeps.count} sweeps over the number of steps, loss "
+        f"{sweeps.loss.min():.4g} to {sweeps.loss.max():.4g}\n"
+    )
+    for line in (*law_lines(fitted, delta), "", *sweep_lines(fitted, delta)):
+        print(line)
+
+
+def _run_law(args: argparse.Namespace) -> None:
     import json
 
     import numpy as np
 
     from triptych.scaling.figures import draw_fit
-    from triptych.scaling.fit import compare, fit
+    from triptych.scaling.fit import HUBER, compare, fit
     from triptych.scaling.law import ADDITIVE, JOINT, NOISE, find_form
     from triptych.scaling.optimal import SIX_N, FlopsPerToken
     from triptych.scaling.report import BudgetOptimum, as_json, comparison_line, optimum_for_budget
     from triptych.scaling.runs import read_runs
     from triptych.utils.files import write_atomically
 
-    _check(args)
     forms = [JOINT, ADDITIVE] if args.law == "best" else [find_form(args.law)]
     names = forms[0].columns
     runs = read_runs(
@@ -102,7 +158,7 @@ def _run(args: argparse.Namespace) -> None:
         skip_diverged=args.skip_diverged,
         drop_worst=args.drop_worst,
     )
-    fits = [fit(form, runs, rounds=args.rounds, huber=args.huber, seed=args.seed) for form in forms]
+    fits = [fit(form, runs, rounds=args.rounds or _ROUNDS, huber=args.huber or HUBER, seed=args.seed) for form in forms]
     comparison = compare(*fits) if len(fits) == 2 else None
     chosen = comparison.better if comparison else fits[0]
     per_token, largest_run = None, 0.0

@@ -41,7 +41,12 @@ equation relative to the tuned run: kappa = (base tokens / tokens)^gamma (batch 
     parser.add_argument(
         "--gpu", metavar="NAME", help="h100 (default), h200, a100, b200, l40s, rtx4090, or cpu for this machine"
     )
-    parser.add_argument("--mfu", type=float, metavar="SHARE", help="share of the peak that is reached (default: 0.4)")
+    parser.add_argument(
+        "--mfu",
+        type=float,
+        metavar="SHARE",
+        help="share of the peak that is reached (default: from a model of the GPU; 0.4 for cpu)",
+    )
     parser.add_argument("--price-per-hour", type=float, metavar="DOLLARS", help="price of one GPU")
     parser.add_argument(
         "--dry-run", action="store_true", help="also build, shard and step the model on simulated ranks"
@@ -122,7 +127,7 @@ def _run(args: argparse.Namespace) -> None:
         from triptych.training.peak import products_dtype
 
         machine = find_machine(args.gpu or "h100", args.gpus, products_dtype(config.parallel.precision))
-        run = estimate(config, vocabulary, machine, args.gpus, mfu=args.mfu or 0.4, price=args.price_per_hour)
+        run = estimate(config, vocabulary, machine, args.gpus, mfu=args.mfu, price=args.price_per_hour)
         # The law was fitted to non-embedding parameters, but the paper's 480B tokens for 3B are at total parameters.
         optimal = {
             "optimal_tokens": float(PAPER.tokens(count.blocks)),
@@ -268,10 +273,27 @@ def _print_estimate(run: Any, optimal: dict[str, float], warnings: list[str]) ->
         f"{rank_hours:,.{0 if rank_hours >= 100 else 1}f} {kind}-hours{cost}",
     )
     row("", f"MFU without padding, as `triptych train` reports it: {run.mfu_of_tokens:.1%}")
+    if run.step_seconds is not None:
+        _print_step_seconds(run, row)
     if warnings:
         print("\nwarnings:")
     for line in warnings:
         print(f"  - {line}")
+
+
+def _print_step_seconds(run: Any, row: Any) -> None:
+    from triptych.plan.roofline import assumptions
+
+    seconds = run.step_seconds
+    row(
+        "a step takes",
+        f"{seconds.total:.3g} s by a model of the GPU: blocks {seconds.blocks / seconds.total:.0%}, loss head "
+        f"{seconds.head / seconds.total:.0%}, optimizer {seconds.optimizer / seconds.total:.1%}, waiting for "
+        f"communication {seconds.exposed / seconds.total:.1%}",
+        "set --mfu if you know yours",
+    )
+    for line in assumptions(run.machine):
+        row("", line)
 
 
 COMMANDS = {"plan": Command("size, hyperparameters, memory, hours and cost of a recipe", _describe, _run, group=PLAN)}

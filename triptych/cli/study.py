@@ -7,10 +7,10 @@ from typing import Any
 
 from triptych.cli.args import positive_int
 from triptych.cli.command import STUDY, Command
-from triptych.errors import UserError
+from triptych.errors import UserError, did_you_mean
 
-# Name -> module, question, and minutes of one CPU core with the default options, from the records in studies/. Modules
-# are imported on use, because they load torch.
+# Name -> module, question, and minutes of one CPU core with the default options: from the records in studies/, or
+# estimated. Modules are imported on use, because they load torch.
 STUDIES = {
     "coordinates": ("coordinates", "do activations and their updates keep their scale in wider and deeper models?", 2),
     "lr-transfer": (
@@ -26,13 +26,36 @@ STUDIES = {
     "search": ("search", "which learning rate, betas, epsilon and weight decay are best for the proxy?", 60),
     "modules": ("modules", "how much do separate hyperparameters for each kind of weight gain?", 130),
     "scaling": ("scaling", "how large a model, on how many tokens, is compute-optimal?", 125),
+    "critical-batch": (
+        "critical_batch",
+        "how does the critical batch size grow with the size of the model and the number of tokens?",
+        70,
+    ),
+    "text-scaling": ("text_scaling", "what is compute-optimal for text alone, without the batch-size rule?", 45),
+    "runtime": ("runtime", "how do throughput and FLOP efficiency depend on the batch of a rank and the ranks?", 10),
+    "parameters": ("parameters", "which share of the parameters is in the blocks, by size and vocabulary?", 0.1),
     "gamma": ("gamma", "how fast should the batch size grow with the number of tokens?", 25),
+    "mixture": ("mixture", "how do the losses depend on the mixture, is there synergy, and which mixture is best?", 25),
+    "anti-masking": ("anti_masking", "do complementary masks help at equal compute, and do they lower variance?", 25),
+    "schedules": (
+        "schedules",
+        "which masking schedule gives the best likelihood, images and speech, and with which guidance scale?",
+        55,
+    ),
+    "inference": (
+        "inference",
+        "which steps, guidance scale, temperature and top-p are best for a model, by modality?",
+        25,
+    ),
 }
 
 
-def _study(name: str) -> Any:
+def study_of(name: str) -> Any:
+    """The study of this name."""
     from importlib import import_module
 
+    if name not in STUDIES:
+        raise UserError(f"unknown study {name!r}.{did_you_mean(name, list(STUDIES))}")
     return import_module(f"triptych.studies.{STUDIES[name][0]}").STUDY
 
 
@@ -45,14 +68,31 @@ Runs many small models and appends one record per run to FOLDER/records.jsonl. T
 findings are made from the records alone. Recorded runs are not repeated, so the same command resumes an interrupted
 study. Several processes with the same --out share the runs, also on other machines that share the folder.
 
-With the default options it took about {minutes} minutes of one CPU core (studies/). Before it starts, it times a few
-steps and prints how many runs there are to do, and about how long they take on this machine.
+With the default options it takes about {minutes} minutes of one CPU core: measured if studies/ has the study, otherwise
+estimated. Before it starts, it times a few steps and prints how many runs there are to do, and about how long they take
+on this machine.
 
 examples:
   triptych scenes make data/scenes
   triptych study {name} --out runs/{name}
-  triptych study {name} --out runs/{name} --plot-only"""
-    _study(name).add_arguments(parser)
+  triptych study {name} --out runs/{name} --plot-only
+  triptych study {name} --out runs/{name} --recipe own --data data/mine        at your own scale, on your own data"""
+    study_of(name).add_arguments(parser)
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="recipe of the base run, a name or a Python file (default: the small proxy of this study)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        help="tokenized data to train on, as `data=` of `triptych train` (default: that of the recipe)",
+    )
+    parser.add_argument(
+        "--validation-data",
+        metavar="FOLDER",
+        help="tokenized data to validate on (default: FOLDER/validation beside FOLDER/train, or 5 %% of --data)",
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="folder of the records, figure and findings"
     )
@@ -64,31 +104,27 @@ examples:
         metavar="N",
         help="CPU threads of this process (default: 1; several processes are faster)",
     )
-    parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the proxy to change in all runs")
+    parser.add_argument("changes", metavar="KEY=VALUE", nargs="*", help="fields of the base run to change in all runs")
 
 
 def _run(name: str, args: argparse.Namespace) -> None:
     import torch
 
-    from triptych.recipes.proxy import check_overrides
-    from triptych.studies.base import join, read_study
+    from triptych.studies.base import base_run, join, open_data, read_study
     from triptych.studies.duration import estimate_duration
     from triptych.tokenizers.bundle import TokenizerBundle
-    from triptych.training.setup import check_data
-    from triptych.utils.config import override
     from triptych.utils.trials import TrialRecords
 
-    study, is_finished = _study(name), True
+    study, is_finished = study_of(name), True
     if args.plot_only:
         saved = read_study(args.out)["study"]
         if saved != name:
             raise UserError(f"{args.out} holds the study {saved!r}: draw it with `triptych study {saved}`.")
     else:
         torch.set_num_threads(args.threads)
-        config = override(study.base(), args.changes)
-        check_overrides(config)
-        bundle = TokenizerBundle.load(config.tokenizers)
-        check_data(config, bundle)
+        config = base_run(study, args.recipe, args.data, args.validation_data, args.changes)
+        study.check(config)
+        bundle = open_data(config) if study.needs_data else TokenizerBundle.load(config.tokenizers)
         join(args.out, name, config, study.fixed_options(args))
         if runs := study.missing_runs(args, config, bundle):
             print(estimate_duration(runs, bundle), flush=True)
@@ -105,7 +141,7 @@ def _run(name: str, args: argparse.Namespace) -> None:
         )
         print("if no other process is running any more, run the same command again in a minute")
         return
-    for line in study.findings(records):
+    for line in [*study.findings(records), *study.answers(args, records)]:
         print(f"  {line}")
     study.draw(records, args.out / "figure.png")
     print(f"wrote {args.out / 'figure.png'}")

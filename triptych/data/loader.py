@@ -68,7 +68,11 @@ class Loader:
         sources = [_source(dataset, config, seed, held_out) for dataset, seed in zip(opened, seeds)]
         sizes = [len(source) for source in sources]
         shares = None if one_pass else _shares(opened, sizes, config)
-        stream = OnePass(sizes, pass_seed) if shares is None else Mixture(sizes, shares, config.seed)
+        if shares is None:
+            stream: OnePass | Mixture = OnePass(sizes, pass_seed)
+        else:
+            stream = Mixture(sizes, shares, config.seed, config.unique_sequences)
+            _check_subsets(opened, sizes, stream, config)
         if stream.length is not None:
             steps_in_pass = -(-stream.length // config.global_batch)
             num_steps = steps_in_pass if num_steps is None else min(num_steps, steps_in_pass)
@@ -144,6 +148,11 @@ def _source(dataset: TokenDataset, config: LoaderConfig, seed: int | None, held_
                 "loader.held_out needs sequences that stay the same in every epoch: set "
                 "loader.document_attention=true, or give validation_data and loader.held_out=0."
             )
+        if config.unique_sequences is not None and seed is not None:
+            raise UserError(
+                "loader.unique_sequences needs texts that stay the same in every epoch: set "
+                "loader.document_attention=true."
+            )
         return PackedText(dataset, config.seq_len, seed, config.p_subsample)
     kind = Documents if dataset.task == Task.TEXT else Pairs
     source = kind(dataset, config.seq_len, seed, config.open_ends)
@@ -153,6 +162,19 @@ def _source(dataset: TokenDataset, config: LoaderConfig, seed: int | None, held_
 def _shares(datasets: Sequence[TokenDataset], sizes: Sequence[int], config: LoaderConfig) -> list[float]:
     names, tasks = dataset_names(datasets), [dataset.task for dataset in datasets]
     return source_weights(names, tasks, sizes, config.task_weights, config.dataset_weights)
+
+
+def _check_subsets(
+    datasets: Sequence[TokenDataset], sizes: Sequence[int], stream: Mixture, config: LoaderConfig
+) -> None:
+    if stream.subsets is None:
+        return
+    for dataset, size, needed in zip(datasets, sizes, stream.subsets.tolist()):
+        if needed > size:
+            raise DataError(
+                f"loader.unique_sequences={config.unique_sequences} needs {needed:,} different sequences of "
+                f"{dataset.folder}, which has {size:,}: choose fewer, or add data."
+            )
 
 
 def common_vocabulary(datasets: Sequence[TokenDataset]) -> Vocabulary:
@@ -186,6 +208,8 @@ def _fingerprint(
         content[name] = getattr(config, name)
     if config.held_out:
         content["held_out"] = config.held_out
+    if config.unique_sequences is not None:
+        content["unique_sequences"] = config.unique_sequences
     if config.open_ends.probability:
         content["open_ends"] = asdict(config.open_ends)
     for number, dataset in enumerate(datasets):

@@ -42,12 +42,13 @@ class Mixture:
     """An endless stream over several datasets, each with a new shuffle in every epoch.
 
     Datasets alternate as evenly as their weights allow: turn k of n of a dataset is at (k + 1/2) / n of the period,
-    so every batch has nearly the same mixture.
+    so every batch has nearly the same mixture. With `unique`, a random subset of every dataset is used: as many
+    sequences as the first `unique` of the stream have from it, so that these are one epoch of all subsets.
     """
 
     length: int | None = None  # endless
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int):
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int, unique: int | None = None):
         self._sizes, self._seed = np.asarray(sizes, dtype=np.int64), seed
         self._turns = _turns(weights)
         times = np.concatenate([(np.arange(n) + 0.5) / n for n in self._turns])
@@ -55,14 +56,26 @@ class Mixture:
         order = np.argsort(times, kind="stable")
         self._source = owner[order].astype(np.int32)
         self._turn = np.concatenate([np.arange(n) for n in self._turns])[order].astype(np.int32)
+        self.subsets = None if unique is None else self._draws_within(unique)
+        """Different sequences that are used of each dataset; None for all."""
+
+    def _draws_within(self, count: int) -> np.ndarray:
+        """How often each dataset is drawn among the first sequences of the stream; at least once, if it is at all."""
+        periods, rest = divmod(count, PERIOD)
+        draws = periods * self._turns + np.bincount(self._source[:rest], minlength=len(self._turns))
+        return np.where(self._turns > 0, np.maximum(1, draws), 0)
 
     def __getitem__(self, numbers: np.ndarray) -> Picks:
         period, within = np.divmod(np.asarray(numbers, dtype=np.int64), PERIOD)
         sources = self._source[within].astype(np.int64)
         draws = period * self._turns[sources] + self._turn[within]
         sizes = self._sizes[sources]
-        epochs, positions = np.divmod(draws, sizes)
-        return Picks(sources, permute(positions, sizes, self._seed, sources, epochs), epochs)
+        in_epoch = sizes if self.subsets is None else self.subsets[sources]
+        epochs, positions = np.divmod(draws, in_epoch)
+        indices = permute(positions, in_epoch, self._seed, sources, epochs)
+        if self.subsets is not None:
+            indices = permute(indices, sizes, self._seed, DataStream.SUBSET, sources)
+        return Picks(sources, indices, epochs)
 
 
 class OnePass:

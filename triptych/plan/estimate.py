@@ -8,9 +8,12 @@ from triptych.model.flops import ParameterCount, count_parameters, flops
 from triptych.model.memory import Memory, MemoryInputs, memory
 from triptych.plan.lengths import BatchSample, sample_batches
 from triptych.plan.machines import Machine
+from triptych.plan.roofline import StepSeconds, Workload, step_seconds
 from triptych.plan.step_layout import StepLayout, lay_out_step
 from triptych.training.config import RunConfig
 from triptych.vocab import Vocabulary
+
+CPU_MFU = 0.4  # of a CPU's measured peak, if no other share is given
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class RunEstimate:
     """Training FLOPs with logits of predicted tokens only, as they are computed."""
     step_flops: float
     """FLOPs of a step on all ranks, including padding and recomputed activations."""
+    step_seconds: StepSeconds | None = None
+    """What a step takes by the model of the GPU, which the MFU follows from; None if the MFU is given."""
 
     @property
     def views(self) -> int:
@@ -121,6 +126,7 @@ class RunEstimate:
             "time": {
                 "mfu": self.mfu,
                 "mfu_of_tokens": self.mfu_of_tokens,
+                "step_seconds": None if self.step_seconds is None else self.step_seconds.items,
                 "hours": self.hours,
                 "rank_hours": self.hours * self.ranks,
                 "cost": self.cost,
@@ -134,11 +140,14 @@ def estimate(
     machine: Machine,
     ranks: int,
     *,
-    mfu: float = 0.4,
+    mfu: float | None = None,
     price: float | None = None,
     batches: BatchSample | None = None,
 ) -> RunEstimate:
-    """Estimate a run on `ranks` copies of `machine`; `batches` are sampled unless given."""
+    """Estimate a run on `ranks` copies of `machine`; `batches` are sampled unless given.
+
+    Without `mfu`, the time of a step on a GPU is modelled (triptych.plan.roofline); a CPU reaches CPU_MFU.
+    """
     shard = config.parallel.shard
     if shard is not None and ranks % shard:
         raise UserError(f"parallel.shard={shard} must divide the number of ranks, {ranks}.")
@@ -163,12 +172,17 @@ def estimate(
     share = batches.predicted * step_layout.tokens / computed
     blocks = flops(config.model, vocabulary, step_layout.context, predicted=share)
     block_flops = passes * (blocks.matrices + blocks.attention) * computed
+    step_flops = views * (block_flops + 3 * predicted_head.unembedding * step_layout.tokens)
+    seconds = None
+    if mfu is None and machine.is_gpu:
+        seconds = step_seconds(_workload(config, vocabulary, batches, step_layout, ranks), machine)
+        mfu = step_flops / (ranks * machine.peak * seconds.total)
     return RunEstimate(
         config=config,
         vocabulary=vocabulary,
         machine=machine,
         ranks=ranks,
-        mfu=mfu,
+        mfu=CPU_MFU if mfu is None else mfu,
         price=price,
         count=count_parameters(config.model, vocabulary),
         batches=batches,
@@ -176,5 +190,30 @@ def estimate(
         memory=memory(config.model, vocabulary, inputs),
         flops_per_token=full_head.training,
         flops_per_token_predicted=predicted_head.training,
-        step_flops=views * (block_flops + 3 * predicted_head.unembedding * step_layout.tokens),
+        step_flops=step_flops,
+        step_seconds=seconds,
+    )
+
+
+def _workload(
+    config: RunConfig, vocabulary: Vocabulary, batches: BatchSample, step_layout: StepLayout, ranks: int
+) -> Workload:
+    """A rank's share of a step, in equal micro-batches."""
+    parallel, shards = config.parallel, config.parallel.shard or ranks
+    share = 1 / (ranks * step_layout.micro_batches)
+    return Workload(
+        model=config.model,
+        vocabulary=vocabulary,
+        positions=step_layout.positions * share,
+        predicted=batches.predicted * step_layout.tokens * share,
+        columns=vocabulary.size if batches.columns is None else batches.columns,
+        context=step_layout.context,
+        micro_batches=step_layout.micro_batches * config.num_views,
+        shards=shards,
+        copies=ranks // shards,
+        element=2 if parallel.precision == "bfloat16" else 4,
+        is_compiled=parallel.compile,
+        recomputes=parallel.checkpoint_activations,
+        reshards=parallel.reshard_after_forward,
+        has_ema=config.ema_decay is not None,
     )

@@ -104,7 +104,7 @@ def _with_changes(run: RunEstimate, changes: list[str]) -> RunEstimate:
         run.vocabulary,
         run.machine,
         run.ranks,
-        mfu=run.mfu,
+        mfu=None if run.step_seconds else run.mfu,
         price=run.price,
         batches=run.batches,
     )

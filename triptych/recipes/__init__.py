@@ -10,6 +10,7 @@ from triptych.errors import UserError, did_you_mean
 from triptych.recipes import paper, proxy, scenes
 from triptych.recipes.own import REPLAY, REPLAY_SHARE, fine_tuned, own, with_replay
 from triptych.training.config import RunConfig
+from triptych.utils.arguments import shown
 from triptych.utils.config import override
 from triptych.utils.legacy import RENAMED_RECIPES
 
@@ -31,9 +32,9 @@ def recipe(name: str) -> RunConfig:
     if name in RECIPES:
         return RECIPES[name]()
     prefix, _, layers = name.partition("aspect_")
-    if not prefix and layers.isdecimal() and int(layers):
+    if not prefix and layers.isdecimal() and len(layers) <= 4 and int(layers):
         return paper.fixed_aspect(int(layers))
-    raise UserError(f"unknown recipe {name!r}.{did_you_mean(name, [OWN, *RECIPES, 'aspect_8'])}")
+    raise UserError(f"unknown recipe {shown(name)}.{did_you_mean(name, [OWN, *RECIPES, 'aspect_8'])}")
 
 
 def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
@@ -54,12 +55,22 @@ def configure(name: str, changes: Sequence[str] = ()) -> RunConfig:
             base = fine_tuned(base, given["init_from"])
     else:
         base = recipe(name)
+    if name != OWN:
+        return changed(base, changes)
     config = override(base, changes)
-    if name == OWN and config.validation_data and not any(change.startswith("loader.held_out=") for change in changes):
+    if config.validation_data and not any(change.startswith("loader.held_out=") for change in changes):
         config = replace(config, loader=replace(config.loader, held_out=0.0))
+    return with_replay(_with_datasets(config), replay, given.get(REPLAY_SHARE))
+
+
+def changed(base: RunConfig, changes: Sequence[str]) -> RunConfig:
+    """A configuration with changes, in which a folder may hold several datasets."""
+    return _with_datasets(override(base, changes))
+
+
+def _with_datasets(config: RunConfig) -> RunConfig:
     validation = find_dataset_folders(config.validation_data)
-    config = replace(config, data=_without(find_dataset_folders(config.data), validation), validation_data=validation)
-    return with_replay(config, replay, given.get(REPLAY_SHARE)) if name == OWN else config
+    return replace(config, data=_without(find_dataset_folders(config.data), validation), validation_data=validation)
 
 
 def _listed(text: str) -> list[str]:

@@ -7,7 +7,6 @@ sequences, validation over tokens.
 """
 
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from triptych.data.loader import LoaderConfig
@@ -21,7 +20,7 @@ from triptych.transfer.rules import RuleName
 
 BASE_WIDTH, BASE_LAYERS, BASE_BATCH, BASE_STEPS = 64, 2, 16, 400
 HEAD_WIDTH = 16
-_SET_BY_STUDIES = (
+SET_BY_STUDIES = (
     "num_steps", "seed", "loader.seed", "corrupt.seed", "parallel",
     "model.num_layers", "model.width", "model.num_heads", "model.d_ff",
     "transfer.rule", "transfer.base_width", "transfer.base_layers", "transfer.base_batch", "transfer.base_steps",
@@ -85,14 +84,6 @@ def transfer_from_proxy() -> TransferConfig:
     )
 
 
-def check_overrides(run: RunConfig) -> None:
-    """Refuse changes of fields that every study sets itself, because it would overwrite them silently."""
-    default = proxy()
-    for name in _SET_BY_STUDIES:
-        if attrgetter(name)(run) != attrgetter(name)(default):
-            raise UserError(f"{name} is set by the study and cannot be changed; see the options of the study.")
-
-
 def _shape(width: int, layers: int) -> dict[str, Any]:
     """d_ff has the same ratio to every width; otherwise the scale of activations would drift with it."""
     return {"num_layers": layers, "width": width, "num_heads": width // HEAD_WIDTH, "d_ff": width * 5 // 2}
@@ -103,40 +94,68 @@ def shape_of(width: int) -> dict[str, Any]:
     return _shape(width, max(1, round(width * BASE_LAYERS / BASE_WIDTH)))
 
 
+def tuned_shape(run: RunConfig) -> tuple[int, int]:
+    """Width and layers that the hyperparameters of a base run were tuned at: its own, unless it names others."""
+    own, shape = run.transfer, run.model
+    return own.base_width or shape.width, own.base_layers or shape.num_layers
+
+
 def scaled_proxy(
     run: RunConfig,
     *,
-    width: int = BASE_WIDTH,
-    layers: int = BASE_LAYERS,
+    width: int | None = None,
+    layers: int | None = None,
     batch: int | None = None,
     tokens: float = 1.0,
-    rule: RuleName = "standard",
+    rule: RuleName | None = None,
     lr: float | None = None,
     seed: int = 0,
 ) -> RunConfig:
-    """The proxy at another size. `tokens` is a multiple of the proxy's; `batch` turns on the batch-size rule."""
-    transfer = replace(run.transfer, rule=rule, base_width=BASE_WIDTH, base_layers=BASE_LAYERS)
-    if batch is not None:
-        transfer = replace(transfer, base_batch=BASE_BATCH, base_steps=BASE_STEPS)
+    """The base run at another size. `tokens` is a multiple of its own; `batch` turns on the batch-size rule.
+
+    Heads are as wide as in the base run, and d_ff has the same ratio to the width. Without a `rule` it is the base
+    run's own. Rules scale from the size that the hyperparameters were tuned at: the base run's, unless it names another
+    one itself.
+    """
+    base, width, layers = run.model, width or run.model.width, layers or run.model.num_layers
+    model = replace(
+        base,
+        width=width,
+        num_layers=layers,
+        num_heads=max(1, width // base.head_width),
+        d_ff=width * base.d_ff // base.width,
+    )
+    tuned_width, tuned_layers = tuned_shape(run)
+    transfer = replace(run.transfer, rule=rule or run.transfer.rule, base_width=tuned_width, base_layers=tuned_layers)
+    if batch is not None and run.transfer.base_batch is None:
+        transfer = replace(transfer, base_batch=run.masked_copies, base_steps=run.num_steps)
     loader = replace(run.loader, global_batch=batch or run.loader.global_batch, seed=seed)
-    steps = round(tokens * BASE_BATCH * BASE_STEPS / loader.global_batch)
+    steps = round(tokens * run.loader.global_batch * run.num_steps / loader.global_batch)
     return replace(
         run,
-        model=replace(run.model, **_shape(width, layers)),
+        model=model,
         loader=loader,
         optimizer=replace(run.optimizer, lr=run.optimizer.lr if lr is None else lr),
         corrupt=replace(run.corrupt, seed=seed),
         transfer=transfer,
-        num_steps=steps,
+        num_steps=max(1, steps),
         seed=seed,
     )
 
 
 def proxy_of_width(run: RunConfig, width: int, seed: int = 0) -> RunConfig:
-    """For scaling laws: the proxy at another width and the same aspect ratio, with transferred hyperparameters."""
-    if width < HEAD_WIDTH or width % HEAD_WIDTH:
-        raise UserError(f"the width of a scaled proxy must be a multiple of {HEAD_WIDTH}, got {width}.")
-    layers = max(1, round(width * BASE_LAYERS / BASE_WIDTH))
-    scaled = scaled_proxy(run, width=width, layers=layers, batch=BASE_BATCH, rule="completed_p", seed=seed)
-    # Runs of a grid differ in length by orders of magnitude; all warm up for an eighth, as the tuned run does.
-    return replace(scaled, transfer=replace(scaled.transfer, warmup_mode="share"))
+    """For scaling laws: the base run at another width and the same aspect ratio, with transferred hyperparameters."""
+    base, unit = run.model, run.model.head_width
+    if width < unit or width % unit:
+        raise UserError(f"the width of a scaled proxy must be a multiple of {unit}, got {width}.")
+    layers = max(1, round(width * base.num_layers / base.width))
+    batch = run.loader.global_batch
+    scaled = scaled_proxy(run, width=width, layers=layers, batch=batch, rule="completed_p", seed=seed)
+    # Runs of a grid differ in length by orders of magnitude; all warm up for the same share as the base run.
+    assert scaled.transfer.base_steps is not None
+    warmup = round(run.warmup_steps * scaled.transfer.base_steps / run.num_steps)
+    return replace(
+        scaled,
+        optimizer=replace(scaled.optimizer, warmup_steps=warmup),
+        transfer=replace(scaled.transfer, warmup_mode="share"),
+    )

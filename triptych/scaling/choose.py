@@ -34,6 +34,7 @@ from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
 from triptych.training.step import build_model, build_optimizer, train_step
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.utils.units import human_bytes, human_number
 from triptych.vocab import Vocabulary
 
@@ -208,7 +209,7 @@ class Pilots:
         if points[0].config.num_steps < _MIN_PILOT_STEPS:
             self.report("the budget is too small for pilot runs: no loss is predicted")
             return []
-        known: dict[str, float | None] = read_json(self.path)
+        known: dict[str, float | None] = read_kept(self.path)
         results = []
         for point in points:
             shape = point.config.model
@@ -225,10 +226,10 @@ class Pilots:
         return results
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_kept(path: Path) -> dict[str, Any]:
     """What was kept in a file; nothing if it is missing or damaged, so that it is measured again."""
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(read_json(path))
     except (OSError, ValueError, TypeError):
         return {}
 

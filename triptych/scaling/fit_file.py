@@ -1,11 +1,11 @@
 """Reads the file that `triptych fit --save` writes, for `triptych plan --law`."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.errors import DataError, UserError
 from triptych.scaling.law import Law
+from triptych.utils.json_files import read_json
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ def read_fit(path: Path) -> SavedFit:
     if not path.is_file():
         raise UserError(f"there is no file {path}. Create it with: triptych fit RUNS --save {path}")
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         fit = content["fits"][content["chosen"]]
         law, laws = fit["law"], list(fit["rounds"])
     except (ValueError, KeyError, TypeError) as error:

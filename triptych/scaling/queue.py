@@ -7,6 +7,7 @@ FOLDER/runs/NAME.log      output of the run
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +22,13 @@ from triptych.training.setup import need_data
 from triptych.training.validate import MIXTURE, NelboEstimate
 from triptych.utils.config import assignments
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.utils.legacy import RENAMED_RECIPES, with_current_names
 
 _GRID = "grid.json"
+# Grids may come from others: keys become names of folders, and changes become arguments of a command.
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9+. _-]{0,200}")
+_CHANGE = re.compile(r"[A-Za-z][A-Za-z0-9_.]*=")
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def read_grid(folder: Path) -> list[GridRun]:
     if not path.is_file():
         raise UserError(f"{folder} holds no grid. Plan one with: triptych plan grid RECIPE --out {folder}")
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         runs = [
             GridRun(
                 **{
@@ -82,11 +87,32 @@ def read_grid(folder: Path) -> list[GridRun]:
             )
             for run in content["runs"]
         ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for run in runs:
+            _check_run(folder, run)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a grid written by `triptych plan grid` ({error}).") from error
     if not runs:
         raise DataError(f"{path} holds no runs.")
+    if len({run.name for run in runs}) < len(runs):
+        raise DataError(f"{path} has two runs of the same name, which would share a folder.")
     return runs
+
+
+def _check_run(folder: Path, run: GridRun) -> None:
+    """Raise an error for a run that would leave the grid's folder, or pass options of its own to `triptych train`."""
+    if not isinstance(run.key, str) or not _KEY.fullmatch(run.key):
+        raise ValueError(f"a key must be like '1e+11 FLOPs 64 x 2 seed 0', got {run.key!r:.100}")
+    for change in run.changes:
+        if not _CHANGE.match(change):
+            raise ValueError(f"a change must be KEY=VALUE, got {change!r:.100}")
+    recipe(run.recipe)  # which must be known
+    counts = {"N": run.N, "D": run.D, "C": run.C, "budget": run.budget, "num_steps": run.num_steps}
+    for name, count in counts.items():
+        if not isinstance(count, int | float) or not 0 < count < 1e40:
+            raise ValueError(f"{name} must be a positive number, got {count!r:.100}")
+    for path in (folder / "runs" / run.name, folder / "runs" / f"{run.name}.log"):
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{path} is a link that leads out of {folder}")
 
 
 def check_grid_data(config: RunConfig) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from triptych.errors import DataError, UserError, did_you_mean
 from triptych.scaling.groups import group_close
 from triptych.scaling.law import Floats
 from triptych.utils.config import flatten
+from triptych.utils.json_files import parse_json
+from triptych.utils.json_lines import CHECKSUM, read_lines, warn_of_damage
 
 # Accepted names of the columns, the preferred one first. Case is ignored.
 NAMES = {
@@ -22,6 +23,7 @@ NAMES = {
     "D": ("D", "tokens", "num_tokens", "n_tokens", "training_tokens", "train_tokens", "tokens_seen"),
     "S": ("S", "virtual_steps"),
     "Bv": ("Bv", "virtual_batch"),
+    "steps": ("steps", "num_steps", "iterations", "S"),
     "loss": ("loss", "L", "val_loss", "validation_loss", "eval_loss", "final_loss", "test_loss"),
     "C": ("C", "flops", "compute", "training_flops"),
 }
@@ -122,19 +124,10 @@ def read_runs(
     `called` maps N, D, loss and C to columns with unusual names; `unit` is the unit of both counts. Without a column of
     tokens, D is C / 6 N.
     """
-    where, rows = _rows(path)
-    if not rows:
-        raise DataError(f"{path} holds no runs.")
-    header = list(dict.fromkeys(name for row in rows for name in row))
-    chosen = _choose_columns(path, header, names, called or {})
-    parsed = []
-    for place, row in zip(where, rows):
-        values = {name: _number(row.get(column), f"{path}, {place}: {column}") for name, column in chosen.items()}
-        values |= {name: values[name] * unit for name in names if name in values}
+    parsed = read_columns(path, (*names, "loss"), ("C",), called=called, unit=unit, in_units=names)
+    for _, values in parsed:
         if "D" in names and "D" not in values:
             values["D"] = values["C"] / (6 * values["N"]) if values["N"] else float("nan")
-        parsed.append((place, values))
-    _check_keys(path, where, rows)
     losses = [np.nan_to_num(values["loss"], nan=np.inf) for _, values in parsed]
     worst = set(np.argsort(losses, kind="stable")[max(0, len(losses) - drop_worst) :].tolist())
     remaining = [row for number, row in enumerate(parsed) if number not in worst]
@@ -144,11 +137,41 @@ def read_runs(
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
+def read_columns(
+    path: Path,
+    required: Sequence[str],
+    optional: Sequence[str] = (),
+    *,
+    called: Mapping[str, str] | None = None,
+    unit: float = 1.0,
+    in_units: Sequence[str] = (),
+) -> list[tuple[str, dict[str, float]]]:
+    """The position of each run, for error messages, and its numbers by our names; NaN for an empty cell.
+
+    `in_units` are the columns that are counted in `unit`. D may be missing where C is optional and there.
+    """
+    where, rows = _rows(path)
+    if not rows:
+        raise DataError(f"{path} holds no runs.")
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    chosen = _choose_columns(path, header, required, optional, called or {})
+    parsed = []
+    for place, row in zip(where, rows):
+        values = {name: _number(row.get(column), f"{path}, {place}: {column}") for name, column in chosen.items()}
+        parsed.append((place, values | {name: values[name] * unit for name in in_units if name in values}))
+    _check_keys(path, where, rows)
+    return parsed
+
+
 def _rows(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
     """The position of each row, for error messages, and the rows."""
     if not path.is_file():
         hint = " Give a file of runs, for example its records.jsonl." if path.is_dir() else ""
         raise UserError(f"there is no file {path}.{hint}")
+    if path.suffix.lower() == ".jsonl" and f'"{CHECKSUM}"'.encode() in path.read_bytes():
+        records, damaged = read_lines(path)  # of trials: what is damaged is left out, as their sweep does
+        warn_of_damage(path, damaged)
+        return [f"line {number}" for number in records], [flatten(record) for record in records.values()]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -189,34 +212,34 @@ def _rows(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise DataError(f"{where} is not JSON ({error}).") from error
 
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        parse_json(text)
     except ValueError:
         return False
     return True
 
 
 def _choose_columns(
-    path: Path, header: Sequence[str], names: tuple[str, str], called: Mapping[str, str]
+    path: Path, header: Sequence[str], required: Sequence[str], optional: Sequence[str], called: Mapping[str, str]
 ) -> dict[str, str]:
     for name, column in called.items():
-        if name not in (*names, "loss", "C"):
-            raise UserError(f"--columns accepts {', '.join((*names, 'loss', 'C'))}, got {name!r}.")
+        if name not in (*required, *optional):
+            raise UserError(f"--columns accepts {', '.join((*required, *optional))}, got {name!r}.")
         if column not in header:
             raise UserError(f"{path} has no column {column!r}.{did_you_mean(column, list(header))}")
     chosen = {}
-    for name in (*names, "loss", "C"):
+    for name in (*required, *optional):
         accepted = [word.lower() for word in NAMES[name]]
         matches = sorted((accepted.index(word.lower()), word) for word in header if word.lower() in accepted)
         if name in called or matches:
             chosen[name] = called.get(name) or matches[0][1]
-    for name in (*names, "loss"):
+    for name in required:
         if name not in chosen and not (name == "D" and "C" in chosen):
             raise UserError(
                 f"{path} has no column for {name}: expected {' or '.join(NAMES[name][:3])}, it has "
@@ -259,7 +282,7 @@ def _checked(
                 f"{source}, {place}: the loss is {row['loss']:g}. Leave out runs that diverged, or use --skip-diverged."
             )
         for name in names:
-            _check_count(name, row[name], f"{source}, {place}")
+            check_count(name, row[name], f"{source}, {place}")
         if "C" in row:
             _check_flops(row, f"{source}, {place}")
         same = (row[names[0]], row[names[1]], row["loss"])
@@ -288,7 +311,7 @@ def _check_flops(row: Mapping[str, float], where: str) -> None:
         )
 
 
-def _check_count(name: str, value: float, where: str) -> None:
+def check_count(name: str, value: float, where: str) -> None:
     if not 0 < value < float("inf"):
         raise DataError(f"{where}: {name} must be positive and finite, got {value:g}.")
     if name in ("N", "D") and value < _MIN_COUNT:

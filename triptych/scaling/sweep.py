@@ -1,8 +1,10 @@
 """Runs a planned grid. Each run is a separate process, so that a crash of one does not affect the others."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +16,26 @@ from triptych.scaling.queue import check_grid_data, read_grid, run_result
 from triptych.training.loop import Diverged
 from triptych.training.validate import MIXTURE
 from triptych.utils.config import override
+from triptych.utils.parent import with_parent
 from triptych.utils.trials import Trial, TrialRecords, run_trials
+
+_WAIT_SECONDS = 2.0  # between two looks at what other processes have done
 
 
 @dataclass(frozen=True)
 class SweepResult:
     num_runs: int
     num_done: int
-    """Runs finished by any process."""
+    """Runs finished by any process; all that have not failed."""
     failed: dict[str, str]
     """By run, why it ended without a result in this process. Its checkpoints are kept."""
 
 
 def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], None] = print) -> SweepResult:
-    """Do the runs that no other process has done or is doing. `options` are passed to `triptych train`."""
+    """Do the runs that no other process has done or is doing; wait for those that others do, and do them if they end.
+
+    `options` are passed to `triptych train`.
+    """
     runs = {run.key: run for run in read_grid(folder)}
     first = next(iter(runs.values()))
     check_grid_data(override(recipe(first.recipe), list(first.changes)))
@@ -35,6 +43,8 @@ def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], Non
     failed: dict[str, str] = {}
 
     def train(trial: Trial) -> dict[str, Any] | None:
+        if trial.key in failed:
+            return None
         run = runs[trial.key]
         log = folder / "runs" / f"{run.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +59,15 @@ def sweep(folder: Path, options: Sequence[str] = (), report: Callable[[str], Non
         return None
 
     trials = [Trial(run.key, {"budget": run.budget}) for run in runs.values()]
-    finished = run_trials(folder, trials, train, report)
+    others = ""
+    while len(finished := run_trials(folder, trials, train, report)) + len(failed.keys() - finished) < len(runs):
+        workers = "; ".join(TrialRecords(folder).workers)
+        if workers and workers != others:
+            others = workers
+            report(
+                f"{len(finished)} of {len(runs)} runs are finished; waiting for the others, which are run by {others}"
+            )
+        time.sleep(_WAIT_SECONDS)
     return SweepResult(len(runs), len(finished), failed)
 
 
@@ -71,7 +89,9 @@ def _run_logged(command: Sequence[str], log: Path) -> tuple[int, str]:
     """
     start = log.stat().st_size if log.exists() else 0
     with open(log, "ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=with_parent(os.environ)
+        )
     try:
         code = process.wait()
     except BaseException as stop:  # Ctrl-C, or SIGTERM, which the command line turns into an exception

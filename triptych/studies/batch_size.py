@@ -12,23 +12,28 @@ Beyond the critical batch size there are too few steps to follow the stochastic 
 import argparse
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import studentized_range
 
 from triptych.cli.args import positive_float, positive_int, positive_ints
 from triptych.errors import UserError
-from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, scaled_proxy
+from triptych.recipes.proxy import scaled_proxy
 from triptych.scaling.critical_batch import HUBER_NATS, CriticalBatch, bootstrap
-from triptych.studies.base import Study, StudyRecords, grid_study, missing_grid_runs
+from triptych.scaling.intervals import Interval
+from triptych.studies.base import Claim, Study, StudyRecords, grid_study, missing_grid_runs, multiples
 from triptych.studies.table_runs import pooled_std
+from triptych.studies.verdict import all_of, verdict
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
 from triptych.utils.plotting import pyplot, save
 from triptych.utils.trials import Trial
 
+_BATCHES = [2.0**exponent for exponent in range(-3, 5)]  # of the base run's
 WAYS = ("none", "no decay", "sde")
 DELTAS = (0.01, 0.1)  # rises of exp(loss) that define the critical size; noise between seeds resolves only the second
 
@@ -37,9 +42,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches",
         type=positive_ints,
-        default=[2, 4, 8, 16, 32, 64, 128, 256],
         metavar="N,N",
-        help="batch sizes, in sequences (default: 2,4,...,256)",
+        help="batch sizes, in sequences (default: 1/8, 1/4, ..., 16 times the proxy's)",
     )
     parser.add_argument(
         "--tokens",
@@ -51,14 +55,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive_int, default=2, metavar="N", help="seeds per setting (default: 2)")
 
 
-def trials(args: argparse.Namespace) -> list[Trial]:
+def trials(args: argparse.Namespace, run: RunConfig) -> list[Trial]:
+    batches = args.batches or multiples(run.loader.global_batch, _BATCHES)
     return [
         Trial(
             f"{way} batch {batch} tokens {args.tokens:g} seed {seed}",
             {"way": way, "batch": batch, "tokens": args.tokens, "seed": seed},
         )
         for seed in range(args.seeds)
-        for batch in args.batches
+        for batch in batches
         for way in WAYS
     ]
 
@@ -67,7 +72,7 @@ def configure(trial: Trial, run: RunConfig) -> RunConfig:
     settings = trial.settings
     config = scaled_proxy(run, batch=settings["batch"], tokens=settings["tokens"], seed=settings["seed"])
     # The part of kappa due to the number of tokens applies to all ways, so that they agree at the proxy's batch size.
-    kappa = scaled_proxy(run, batch=BASE_BATCH, tokens=settings["tokens"]).resolved.kappa
+    kappa = scaled_proxy(run, batch=run.loader.global_batch, tokens=settings["tokens"]).resolved.kappa
     values = config.optimizer
     if settings["way"] == "none":
         config = replace(
@@ -112,6 +117,34 @@ def spread(by_batch: dict[int, list[float]], largest: float) -> float:
     return max(means) - min(means)
 
 
+def spread_interval(by_batch: dict[int, list[float]], largest: float) -> Interval:
+    """The spread with its 95 % interval, by the studentized range; without one if there is one seed."""
+    groups = [values for batch, values in by_batch.items() if batch <= largest and all(map(math.isfinite, values))]
+    value, freedom = spread(by_batch, largest), sum(len(values) - 1 for values in groups)
+    if not freedom or len(groups) < 2:
+        return Interval(value, math.nan, math.nan)
+    error = pooled_std(groups) / min(map(len, groups)) ** 0.5
+    margin = _range_quantile(len(groups), freedom) * error
+    return Interval(value, max(0.0, value - margin), value + margin)
+
+
+@cache
+def _range_quantile(num_groups: int, freedom: int) -> float:
+    return float(studentized_range.ppf(0.95, num_groups, freedom))  # takes a third of a second
+
+
+def rise_interval(by_batch: dict[int, list[float]], batch: int) -> Interval:
+    """How much higher the mean loss is at this batch size than at the best one, with a 95 % interval."""
+    best = min(by_batch, key=lambda each: float(np.mean(by_batch[each])))
+    value, groups = float(np.mean(by_batch[batch]) - np.mean(by_batch[best])), list(by_batch.values())
+    freedom = sum(len(values) - 1 for values in groups if all(map(math.isfinite, values)))
+    if not freedom or not math.isfinite(value):  # one seed, or a diverged run, whose loss is worse than any
+        return Interval(value, *((value, value) if value == math.inf else (math.nan, math.nan)))
+    error = pooled_std(groups) * ((1 / len(by_batch[batch]) + 1 / len(by_batch[best])) / 2) ** 0.5
+    margin = _range_quantile(len(groups), freedom) * error  # the best of several noisy means is too low
+    return Interval(value, value - margin, value + margin)
+
+
 def seed_std(records: StudyRecords) -> float:
     """Standard deviation of the loss over seeds under the rule, pooled over batch sizes; NaN with one seed."""
     return pooled_std(list(losses(records, "sde").values())) or math.nan
@@ -121,7 +154,9 @@ def _critical(records: StudyRecords, delta: float) -> CriticalBatch:
     finished = [record for record in records if record["way"] == "sde" and record["loss"] is not None]
     if not finished:
         raise UserError("no run with the rule has a finite loss yet, so there is no critical batch size.")
-    sequences, noise = finished[0]["tokens"] * BASE_BATCH * BASE_STEPS, seed_std(records)
+    # Numbers of steps are whole, so the run with most of them has nearest to the number of sequences asked for.
+    longest = max(finished, key=lambda record: record["num_steps"])
+    sequences, noise = longest["batch"] * longest["num_steps"], seed_std(records)
     steps, nats = [record["num_steps"] for record in finished], [record["loss"] for record in finished]
     return bootstrap(sequences, steps, nats, delta, huber=noise if noise > 0 else HUBER_NATS)
 
@@ -139,6 +174,39 @@ def _findings(records: StudyRecords) -> list[str]:
         means = ", ".join(f"{batch}: {np.mean(values):.4f}" for batch, values in by_batch.items())
         lines.append(f"{way}: spread of the mean losses {spread(by_batch, largest):.4f} over {up_to} ({means})")
     return lines
+
+
+def claims(records: StudyRecords) -> list[Claim]:
+    critical = _critical(records, DELTAS[-1])
+    with_rule, without = losses(records, "sde"), losses(records, "none")
+    largest = critical.value if critical.is_bracketed else math.inf
+    flat = spread_interval(with_rule, largest)
+    made = [
+        Claim(
+            "Figure 4",
+            "With the batch-size rule the final loss is the same for all batch sizes below the critical one.",
+            f"mean losses differ by {flat} nats over batches up to {largest:.3g}; up to {DELTAS[-1]:g} counts as equal",
+            verdict((flat.low, flat.high), high=DELTAS[-1]),
+        ),
+        Claim(
+            "Figure 4",
+            "Above a critical batch size the loss rises at a fixed number of tokens, because steps become too few.",
+            f"the loss is {DELTAS[-1]:.0%} higher in exp(loss) at {critical} sequences",
+            "agrees" if critical.is_bracketed else "undecided",
+        ),
+    ]
+    if len(without) > 2:
+        ends = {batch: rise_interval(without, batch) for batch in (min(without), max(without))}
+        made.append(
+            Claim(
+                "Figure 4",
+                "Without the rule the loss has a valley over batch sizes.",
+                "above the best batch size the loss rises by "
+                + " and ".join(f"{rise} nats at {batch}" for batch, rise in ends.items()),
+                all_of([verdict((rise.low, rise.high), low=0) for rise in ends.values()]),
+            )
+        )
+    return made
 
 
 def _draw(records: StudyRecords, path: Path) -> None:
@@ -175,5 +243,6 @@ STUDY = Study(
     missing_grid_runs(trials, configure),
     _findings,
     _draw,
+    claims,
     fixed_options=lambda args: {"tokens": args.tokens},
 )

@@ -22,8 +22,10 @@ from triptych.cli.args import distinct_ints, positive_float, positive_int
 from triptych.data.loader import Loader
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer
-from triptych.recipes.proxy import BASE_LAYERS, BASE_WIDTH, scaled_proxy
-from triptych.studies.base import Study, StudyRecords, grid_study, missing_grid_runs
+from triptych.recipes.proxy import scaled_proxy, tuned_shape
+from triptych.scaling.intervals import Interval, mean_interval
+from triptych.studies.base import Claim, Study, StudyRecords, grid_study, missing_grid_runs, multiples
+from triptych.studies.verdict import verdict
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.ranks import Ranks
@@ -34,6 +36,8 @@ from triptych.vocab import Modality
 
 CPU = torch.device("cpu")
 PARTS = ("embedding", "attention", "mlp", "stream", "logits")
+_FACTORS = (1, 2, 4, 8)
+FLAT = 0.1  # |slope| below this: ten times the size changes the scale by less than a quarter
 RULES = ("standard", "completed_p")
 
 
@@ -110,10 +114,8 @@ def _points(records: StudyRecords, axis: str, part: str, what: str, steps: int) 
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--widths", type=distinct_ints, default=[64, 128, 256, 512], metavar="N,N", help="default: 64,128,256,512"
-    )
-    parser.add_argument("--depths", type=distinct_ints, default=[2, 4, 8, 16], metavar="N,N", help="default: 2,4,8,16")
+    for name in ("--widths", "--depths"):
+        parser.add_argument(name, type=distinct_ints, metavar="N,N", help="default: 1, 2, 4 and 8 times the proxy's")
     parser.add_argument("--steps", type=positive_int, default=10, metavar="N", help="training steps (default: 10)")
     parser.add_argument(
         "--lr", type=positive_float, default=2e-3, help="learning rate at the size of the proxy (default: 0.002)"
@@ -121,9 +123,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=positive_int, default=3, metavar="N", help="seeds per setting (default: 3)")
 
 
-def trials(args: argparse.Namespace) -> list[Trial]:
-    shapes = [("width", width, BASE_LAYERS) for width in args.widths]
-    shapes += [("layers", BASE_WIDTH, layers) for layers in args.depths]
+def trials(args: argparse.Namespace, run: RunConfig) -> list[Trial]:
+    base_width, base_layers = tuned_shape(run)
+    shapes = [("width", width, base_layers) for width in args.widths or multiples(base_width, _FACTORS)]
+    shapes += [("layers", base_width, layers) for layers in args.depths or multiples(base_layers, _FACTORS)]
     return [
         Trial(
             f"{rule} {width}x{layers} {axis} lr {args.lr:g} steps {args.steps} seed {seed}",
@@ -179,6 +182,36 @@ def _findings(records: StudyRecords) -> list[str]:
     return lines
 
 
+def worst_interval(records: StudyRecords, rule: str) -> Interval:
+    """Of all slopes under a rule, after any number of steps, the one with the largest ends of its 95 % interval."""
+    intervals = []
+    for axis in ("width", "layers"):
+        selected = [record for record in records if (record["rule"], record["axis"]) == (rule, axis)]
+        seeds = [[each for each in selected if each["seed"] == seed] for seed in sorted({r["seed"] for r in selected})]
+        whole = [each for each in seeds if len({record[axis] for record in each}) > 1]
+        last = max((row["steps"] for record in selected for row in record["sizes"]), default=0)
+        checked = [(part, what, n + 1) for part in PARTS for what in _checked(part) for n in range(last)]
+        for quantity, what, steps in checked:
+            slopes = np.array([slope(each, axis, quantity, what, steps) for each in whole])
+            intervals.append(mean_interval(slopes) if len(slopes) else Interval(np.nan, np.nan, np.nan))
+    if not intervals or any(np.isnan(each.low) for each in intervals):  # one seed
+        return Interval(max((each.value for each in intervals), key=abs, default=np.nan), np.nan, np.nan)
+    return max(intervals, key=lambda each: max(abs(each.low), abs(each.high)))
+
+
+def claims(records: StudyRecords) -> list[Claim]:
+    worst, without = (worst_interval(records, rule) for rule in reversed(RULES))
+    return [
+        Claim(
+            "Section 4",
+            "The transfer rule for width and depth makes models of all sizes train alike.",
+            "the slope of log RMS, of activations or of their changes over width or depth, that is farthest from 0 is "
+            f"{worst.shown('+.3f')} with the rule and {without.shown('+.3f')} without it",
+            verdict((worst.low, worst.high), -FLAT, FLAT),
+        )
+    ]
+
+
 def _draw(records: StudyRecords, path: Path) -> None:
     plt = pyplot()
     figure, panels = plt.subplots(4, len(PARTS), figsize=(13, 9.5), squeeze=False, layout="constrained")
@@ -210,5 +243,6 @@ STUDY = Study(
     missing_grid_runs(trials, _as_run),
     _findings,
     _draw,
+    claims,
     fixed_options=lambda args: {"lr": args.lr, "steps": args.steps},
 )

@@ -9,6 +9,7 @@ Real batches are never larger than virtual ones. With kappa above 1 or 2 the ste
 """
 
 import argparse
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,20 @@ import numpy as np
 
 from triptych.cli.args import positive_floats, positive_int
 from triptych.errors import UserError
-from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, scaled_proxy
+from triptych.recipes.proxy import scaled_proxy
 from triptych.scaling.drift_horizon import DriftHorizon, direct_gamma, direct_interval, fit_drift_horizon
-from triptych.studies.base import Study, StudyRecords, grid_study, missing_grid_runs
+from triptych.scaling.held_out import error_interval
+from triptych.scaling.intervals import Interval
+from triptych.studies.base import Claim, Study, StudyRecords, grid_study, missing_grid_runs
+from triptych.studies.verdict import verdict
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
 from triptych.utils.plotting import pyplot, save
 from triptych.utils.trials import Trial
 
+_VIRTUAL = [2.0**exponent for exponent in range(-3, 3)]  # of the batch that hyperparameters are tuned for
+PAPER_GAMMA, NEAR = 0.44, 0.1  # a whole interval within this distance agrees with the paper's value
 _MAX_ERROR = 0.05  # mean relative error on held-out runs; above it the law does not describe the runs
 
 
@@ -40,14 +46,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--virtual",
         type=positive_floats,
-        default=[2.0, 4.0, 8.0, 16.0, 32.0, 64.0],
         metavar="N,N",
-        help="virtual batch sizes (default: 2,4,8,16,32,64)",
+        help="virtual batch sizes (default: 1/8, 1/4, ..., 4 times the proxy's)",
     )
     parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="seeds per setting (default: 1)")
 
 
-def trials(args: argparse.Namespace) -> list[Trial]:
+def trials(args: argparse.Namespace, run: RunConfig) -> list[Trial]:
+    tuned_batch = run.transfer.base_batch or run.masked_copies
+    all_virtual = args.virtual or [tuned_batch * factor for factor in _VIRTUAL]
     return [
         Trial(
             f"tokens {tokens:g} virtual batch {virtual:g} seed {seed}",
@@ -55,13 +62,14 @@ def trials(args: argparse.Namespace) -> list[Trial]:
         )
         for seed in range(args.seeds)
         for tokens in args.tokens
-        for virtual in args.virtual
+        for virtual in all_virtual
     ]
 
 
 def configure(trial: Trial, run: RunConfig) -> RunConfig:
     settings = trial.settings
-    batch = max(1, min(BASE_BATCH, int(settings["virtual_batch"])))
+    largest = settings["virtual_batch"] / run.length_ratio / run.num_views
+    batch = max(1, min(run.loader.global_batch, int(largest)))
     config = scaled_proxy(run, batch=batch, tokens=settings["tokens"], seed=settings["seed"])
     # With gamma = 0, kappa is the ratio of the batches.
     return replace(config, transfer=replace(config.transfer, base_batch=settings["virtual_batch"], gamma=0.0))
@@ -77,6 +85,12 @@ def _columns(records: StudyRecords) -> tuple[list[float], list[float], list[floa
     """Virtual steps, virtual batches and losses of the runs that did not diverge."""
     finite = [record for record in records if record["loss"] is not None]
     return tuple([record[name] for record in finite] for name in ("virtual_steps", "virtual_batch", "loss"))  # type: ignore[return-value]
+
+
+def _base_sequences(records: StudyRecords) -> float:
+    """Sequences of the base run. Numbers of steps are whole, so the run with most of them has the least rounding."""
+    longest = max(records, key=lambda record: record["virtual_steps"])
+    return longest["virtual_steps"] * longest["virtual_batch"] / longest["tokens"]
 
 
 def _direct(columns: tuple[list[float], list[float], list[float]], neighbours: int) -> str:
@@ -96,7 +110,7 @@ def _law(columns: tuple[list[float], list[float], list[float]]) -> DriftHorizon 
 
 def _findings(records: StudyRecords) -> list[str]:
     columns = _columns(records)
-    law, direct = _law(columns), direct_gamma(*columns, neighbours=1)
+    law, direct, base = _law(columns), direct_gamma(*columns, neighbours=1), _base_sequences(records)
     if law is None:
         error = fit_drift_horizon(*columns).fit.held_out_mre
         lines = [
@@ -116,17 +130,57 @@ def _findings(records: StudyRecords) -> list[str]:
     for optimum in direct.optima:
         edge = ", at the edge" if optimum.is_on_edge else ""
         lines.append(
-            f"{optimum.tokens_in_sequences / (BASE_BATCH * BASE_STEPS):.3g} x the proxy's tokens: best virtual batch "
+            f"{optimum.tokens_in_sequences / base:.3g} x the proxy's tokens: best virtual batch "
             f"{optimum.virtual_batch:.3g}{edge}, loss {optimum.loss:.4f}"
         )
     return lines
+
+
+def gamma_interval(records: StudyRecords) -> Interval:
+    """gamma with its 95 % interval: of the law if it describes the runs, else from the best virtual batches."""
+    columns = _columns(records)
+    if law := _law(columns):
+        return Interval(law.gamma, *law.interval)
+    value = direct_gamma(*columns, neighbours=1).gamma
+    try:
+        return Interval(value, *direct_interval(*columns, neighbours=1))
+    except UserError:  # one seed
+        return Interval(value, math.nan, math.nan)
+
+
+def claims(records: StudyRecords) -> list[Claim]:
+    value = gamma_interval(records)
+    fitted = fit_drift_horizon(*_columns(records)).fit
+    error = error_interval(fitted)
+    ends, shown = (value.low, value.high), value.shown(".2f")
+    return [
+        Claim(
+            "Figure 8",
+            "With more tokens it is best to use some of them against noise and some for more steps: gamma lies between "
+            "0 and 1.",
+            f"gamma {shown}",
+            verdict(ends, 0, 1),
+        ),
+        Claim(
+            "Figure 9",
+            f"The best virtual batch grows with the tokens to the power of gamma = {PAPER_GAMMA:g}.",
+            f"gamma {shown}; within {NEAR:g} of the paper's counts as equal",
+            verdict(ends, PAPER_GAMMA - NEAR, PAPER_GAMMA + NEAR),
+        ),
+        Claim(
+            "Section 5.2",
+            "A sum of a power of the virtual steps and a power of the virtual batch describes the final loss.",
+            f"relative error on held-out runs {error.shown('.1%')}; up to {_MAX_ERROR:.0%} counts as described",
+            verdict((error.low, error.high), high=_MAX_ERROR),
+        ),
+    ]
 
 
 def _draw(records: StudyRecords, path: Path) -> None:
     plt = pyplot()
     figure, panel = plt.subplots(figsize=(5.6, 3.8))
     columns = _columns(records)
-    law, optima = _law(columns), direct_gamma(*columns, neighbours=1).optima
+    law, optima, base = _law(columns), direct_gamma(*columns, neighbours=1).optima, _base_sequences(records)
     all_tokens = sorted({record["tokens"] for record in records})
     for number, tokens in enumerate(all_tokens):
         by_batch: dict[float, list[float]] = {}
@@ -139,7 +193,7 @@ def _draw(records: StudyRecords, path: Path) -> None:
         panel.plot(batches, means, style, ms=4, lw=1, color=colour, label=f"{tokens:g} x tokens")
         if law is not None:
             line = np.geomspace(batches[0], batches[-1], 50)
-            panel.plot(line, law.fit.law.loss(tokens * BASE_BATCH * BASE_STEPS / line, line), "-", color=colour, lw=1)
+            panel.plot(line, law.fit.law.loss(tokens * base / line, line), "-", color=colour, lw=1)
     inside = [optimum for optimum in optima if not optimum.is_on_edge]
     panel.plot([each.virtual_batch for each in inside], [each.loss for each in inside], "k*--", ms=9, lw=0.8)
     panel.set_xscale("log", base=2)
@@ -154,4 +208,6 @@ def _draw(records: StudyRecords, path: Path) -> None:
     save(figure, path)
 
 
-STUDY = Study(_add_arguments, grid_study(trials, run_trial), missing_grid_runs(trials, configure), _findings, _draw)
+STUDY = Study(
+    _add_arguments, grid_study(trials, run_trial), missing_grid_runs(trials, configure), _findings, _draw, claims
+)

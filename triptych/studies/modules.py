@@ -12,15 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 
-from triptych.cli.args import positive_float, positive_int
+from triptych.cli.args import positive_float, positive_floats, positive_int
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer, tagged_parameters
 from triptych.recipes.proxy import scaled_proxy
-from triptych.studies.base import Study, StudyRecords
+from triptych.scaling.intervals import Interval, mean_interval
+from triptych.studies.base import Claim, Study, StudyRecords
 from triptych.studies.compare_tables import MeanEstimate, compare, paired_gain
 from triptych.studies.search_modules import INCUMBENT, VALUES, ModuleSearch, SearchState, replay, search_modules
-from triptych.studies.table_runs import table_digest, with_table
+from triptych.studies.table_runs import loss_or_inf, table_digest, with_table
+from triptych.studies.token_gain import TokenGain, gain_claim, recorded_gain, run_horizons
+from triptych.studies.verdict import verdict
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
@@ -55,6 +59,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=positive_int, default=8, metavar="N", help="seeds of the final comparison (default: 8)"
     )
+    parser.add_argument(
+        "--horizons",
+        type=positive_floats,
+        default=[0.125, 0.25, 0.5],
+        metavar="X,X",
+        help="shares of the tokens that the best table is run on, for its gain in tokens (default: 0.125,0.25,0.5)",
+    )
 
 
 def _factor(text: str) -> float:
@@ -65,7 +76,9 @@ def _factor(text: str) -> float:
 
 
 def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
-    config = scaled_proxy(config)
+    if max(args.horizons) >= 1:
+        raise UserError(f"--horizons are shares of the tokens, below 1, got {max(args.horizons):g}.")
+    base, config = config, scaled_proxy(config)
     with torch.device("meta"):
         model = Transformer(config.model, bundle.vocabulary)
     settings = {
@@ -90,13 +103,19 @@ def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
     best_table.save(args.out / "table.json")
     others = {name: _usable(MULTIPLIER_TABLES[name], config.optimizer.beta1, config.optimizer.beta2) for name in OTHERS}
     compare({**others, "found": best_table}, evaluate, args.out, args.seeds)
+
+    def evaluate_at(horizon: float, seed: int) -> float:
+        shorter = scaled_proxy(base, batch=base.loader.global_batch, tokens=horizon)
+        return train_in_memory(with_table(shorter, best_table, seed, args.out / "tables"), bundle).loss
+
+    run_horizons(best_table, evaluate_at, args.out, args.horizons, sorted(_losses_by_seed(list(records))["none"]))
     return True
 
 
 def _missing_runs(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> list[RunConfig]:
     """As many as there are without records: the runs of a search follow from its results."""
     per_round = args.proposals + _NUM_RETESTED * ModuleSearch.num_retest_seeds
-    wanted = args.rounds * per_round + args.seeds * (len(OTHERS) + 1)
+    wanted = args.rounds * per_round + args.seeds * (len(OTHERS) + 1 + len(args.horizons))
     recorded = sum(record["key"] != SEARCH for record in trials.TrialRecords(args.out))
     return [scaled_proxy(config)] * max(0, wanted - recorded)
 
@@ -122,7 +141,7 @@ def _replay(records: StudyRecords) -> tuple[ModuleSearch, SearchState]:
     return search, replay(search, [record for record in records if "x" in record])
 
 
-def estimates(records: StudyRecords) -> dict[str, MeanEstimate]:
+def _losses_by_seed(records: StudyRecords) -> dict[str, dict[int, float]]:
     """Losses of the table that the search found and of the others, on the seeds that all have been run with."""
     search, now = _replay(records)
     current = f"compare-found-{table_digest(search.table(now.incumbent))}-"
@@ -130,12 +149,24 @@ def estimates(records: StudyRecords) -> dict[str, MeanEstimate]:
     for record in records:
         # Comparisons of the table found after fewer rounds may be recorded, too.
         if "table" in record and (record["table"] != "found" or record["key"].startswith(current)):
-            loss = math.inf if record["loss"] is None else record["loss"]
-            losses[record["table"]].setdefault(record["seed"], loss)
+            losses[record["table"]].setdefault(record["seed"], loss_or_inf(record["loss"]))
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in losses.values())))
-    if len(seeds) < 2:
+    return {name: {seed: by_seed[seed] for seed in seeds} for name, by_seed in losses.items()}
+
+
+def estimates(records: StudyRecords) -> dict[str, MeanEstimate]:
+    """Mean losses of the table that the search found and of the others."""
+    losses = _losses_by_seed(records)
+    if len(losses["found"]) < 2:
         raise UserError("the table that the search found has not been compared yet: run the study to its end.")
-    return {name: MeanEstimate(tuple(by_seed[seed] for seed in seeds)) for name, by_seed in losses.items()}
+    return {name: MeanEstimate(tuple(by_seed.values())) for name, by_seed in losses.items()}
+
+
+def tokens_saved(records: StudyRecords) -> TokenGain | None:
+    """The gain in tokens over no table; None without runs on fewer tokens."""
+    search, now = _replay(records)
+    losses = _losses_by_seed(records)
+    return recorded_gain(records, search.table(now.incumbent), losses["none"], losses["found"])
 
 
 def _findings(records: StudyRecords) -> list[str]:
@@ -162,7 +193,45 @@ def _findings(records: StudyRecords) -> list[str]:
     for name in OTHERS:
         gain = paired_gain(compared["found"], compared[name])
         lines.append(f"gain of found over {name}: {gain.mean:+.4f} +- {gain.standard_error:.4f} nats")
+    saved = tokens_saved(records)
+    if saved is not None:
+        lines.append(f"found needs as many times fewer tokens than none for the same loss: {saved}")
     return lines
+
+
+def rank_correlation(one: MultiplierTable, other: MultiplierTable) -> Interval:
+    """Spearman's correlation of the learning-rate multipliers of common roles, with its 95 % interval by Fisher's z."""
+    pairs = [(one.roles[role].lr, other.roles[role].lr) for role in sorted(one.roles.keys() & other.roles.keys())]
+    if len(pairs) < 5:
+        return Interval(math.nan, math.nan, math.nan)
+    value = float(spearmanr(*zip(*pairs)).statistic)
+    reach = 1.96 * math.sqrt((1 + value**2 / 2) / (len(pairs) - 3))  # the variance for ranks of Bonett and Wright
+    centre = math.atanh(max(-0.999999, min(0.999999, value)))
+    return Interval(value, math.tanh(centre - reach), math.tanh(centre + reach))
+
+
+def claims(records: StudyRecords) -> list[Claim]:
+    compared = estimates(records)
+    search, now = _replay(records)
+    gain = mean_interval(np.array(paired_gain(compared["found"], compared["none"]).losses))
+    alike = rank_correlation(search.table(now.incumbent), MULTIPLIER_TABLES["paper"])
+    saved = tokens_saved(records)
+    return [
+        *([] if saved is None else [gain_claim(saved)]),
+        Claim(
+            "Figure 21",
+            "Separate hyperparameters for each kind of weight reach a lower loss than the best global ones.",
+            f"the table that the search found is {gain} nats better than no table on fresh seeds",
+            verdict((gain.low, gain.high), low=0),
+        ),
+        Claim(
+            "Table 6",
+            "Multipliers are structured: embeddings and unembeddings learn faster, attention projections and MLP gates "
+            "more slowly.",
+            f"rank correlation of our learning-rate multipliers with the paper's {alike.shown('.2f')}, from one search",
+            verdict((alike.low, alike.high), low=0),
+        ),
+    ]
 
 
 def _draw(records: StudyRecords, path: Path) -> None:
@@ -230,4 +299,4 @@ def _fixed(args: argparse.Namespace) -> dict[str, Any]:
     return {"proposals": args.proposals, "radius": args.radius, "seed": args.seed, "start": start}
 
 
-STUDY = Study(_add_arguments, _run_study, _missing_runs, _findings, _draw, _fixed)
+STUDY = Study(_add_arguments, _run_study, _missing_runs, _findings, _draw, claims, fixed_options=_fixed)

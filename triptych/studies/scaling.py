@@ -6,6 +6,7 @@ stays 1. The laws fitted to the final losses are in `triptych.scaling`.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +25,38 @@ from triptych.scaling.parabola import ParabolaMinimum, parabola_minimum
 from triptych.scaling.published import PUBLISHED
 from triptych.scaling.report import coefficients_line, comparison_line, errors_line
 from triptych.scaling.runs import Runs, runs_from_columns
-from triptych.studies.base import Study, StudyRecords
+from triptych.studies.base import Claim, Study, StudyRecords, multiples
+from triptych.studies.scaling_claims import scaling_claims
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.in_memory import train_in_memory
 from triptych.utils.plotting import pyplot, save
 from triptych.utils.trials import Trial, TrialRecords, run_trials
 
-_WIDTHS = [16, 32, 48, 64, 80, 96, 112, 128, 144, 160]
+_WIDTHS = [quarters / 4 for quarters in range(1, 11)]  # of the base run's
 _MODALITIES = ("text", "image", "audio")
+Member = Callable[[RunConfig, int, int], RunConfig]
+"""A model of the family, from the base run, its width and its seed."""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, low: float = 1e11, high: float = 2e13, budgets: int = 9, seeds: int = 1
+) -> None:
     parser.add_argument(
-        "--low", type=positive_float, default=1e11, metavar="FLOPS", help="smallest budget (default: 1e11)"
+        "--low", type=positive_float, default=low, metavar="FLOPS", help=f"smallest budget (default: {low:g})"
     )
     parser.add_argument(
-        "--high", type=positive_float, default=2e13, metavar="FLOPS", help="largest budget (default: 2e13)"
+        "--high", type=positive_float, default=high, metavar="FLOPS", help=f"largest budget (default: {high:g})"
     )
     parser.add_argument(
-        "--budgets", type=positive_int, default=9, metavar="N", help="number of budgets, with both ends (default: 9)"
+        "--budgets",
+        type=positive_int,
+        default=budgets,
+        metavar="N",
+        help=f"number of budgets, with both ends (default: {budgets})",
     )
     parser.add_argument(
-        "--widths", type=positive_ints, default=_WIDTHS, metavar="N,N", help="widths of the models (default: 16 to 160)"
+        "--widths", type=positive_ints, metavar="N,N", help="default: 1/4, 2/4, ..., 10/4 times the proxy's"
     )
     parser.add_argument(
         "--tokens-per-parameter",
@@ -55,25 +65,33 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LOW,HIGH",
         help="default: 1,2000",
     )
-    parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="seeds per run (default: 1)")
+    parser.add_argument(
+        "--seeds", type=positive_int, default=seeds, metavar="N", help=f"seeds per run (default: {seeds})"
+    )
 
 
-def _points(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> dict[str, GridPoint]:
+def _points(
+    args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle, member: Member
+) -> dict[str, GridPoint]:
     """The runs of the grid, by key."""
     lengths = LengthStats.from_lengths(sample_batches(config, bundle.vocabulary).lengths)
-    members = [proxy_of_width(config, width, seed) for seed in range(args.seeds) for width in args.widths]
+    widths = args.widths or multiples(config.model.width, _WIDTHS, config.model.head_width)
+    members = [member(config, width, seed) for seed in range(args.seeds) for width in widths]
     budgets = budgets_between(args.low, args.high, args.budgets)
     grid = isoflop_grid(members, bundle.vocabulary, lengths, budgets, tokens_per_parameter=args.tokens_per_parameter)
     return {point.key: point for point in grid}
 
 
-def _missing_runs(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> list[RunConfig]:
+def missing_runs(
+    args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle, member: Member = proxy_of_width
+) -> list[RunConfig]:
     recorded = TrialRecords(args.out).keys
-    return [point.config for key, point in _points(args, config, bundle).items() if key not in recorded]
+    return [point.config for key, point in _points(args, config, bundle, member).items() if key not in recorded]
 
 
-def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
-    points = _points(args, config, bundle)
+def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle, member: Member = proxy_of_width) -> bool:
+    """Run the grid of models that `member` makes."""
+    points = _points(args, config, bundle, member)
 
     def run(trial: Trial) -> dict[str, Any]:
         point = points[trial.key]
@@ -102,17 +120,17 @@ def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) ->
 # -- findings ---------------------------------------------------------------------------------------------------------
 
 
-def _finite(records: StudyRecords) -> list[dict[str, Any]]:
+def finite_records(records: StudyRecords) -> list[dict[str, Any]]:
     """Records of runs that did not diverge, sorted by FLOPs and size."""
     return sorted((each for each in records if each["loss"] is not None), key=lambda each: (each["C"], each["N"]))
 
 
 def runs(records: StudyRecords) -> Runs:
-    finite = _finite(records)
+    finite = finite_records(records)
     return runs_from_columns(("N", "D"), *([each[name] for each in finite] for name in ("N", "D", "loss", "C")))
 
 
-def _budget(record: dict[str, Any]) -> float:
+def budget_of(record: dict[str, Any]) -> float:
     """The budget, rounded as in the key: sweeps may have computed it with different rounding."""
     return float(f"{record['budget']:.4g}")
 
@@ -120,10 +138,10 @@ def _budget(record: dict[str, Any]) -> float:
 def parabola_minima(records: StudyRecords) -> dict[float, ParabolaMinimum]:
     """The best size of each budget by a parabola through the best run and its neighbours, without any law."""
     minima = {}
-    for budget in sorted({_budget(each) for each in records}):
+    for budget in sorted({budget_of(each) for each in records}):
         losses: dict[float, list[float]] = {}
-        for each in _finite(records):
-            if _budget(each) == budget:
+        for each in finite_records(records):
+            if budget_of(each) == budget:
                 losses.setdefault(each["N"], []).append(each["loss"])
         sizes = sorted(losses)
         if len(sizes) >= 3:
@@ -133,13 +151,13 @@ def parabola_minima(records: StudyRecords) -> dict[float, ParabolaMinimum]:
 
 
 def _findings(records: StudyRecords) -> list[str]:
-    table, finite = runs(records), _finite(records)
+    table, finite = runs(records), finite_records(records)
     cost = FlopsPerToken.from_runs(table)
     fits = [fit(form, table) for form in (JOINT, ADDITIVE)]
     comparison = compare(*fits)
     sizes, tokens = table.columns
     ratios = tokens / sizes
-    budgets = sorted({_budget(each) for each in finite})
+    budgets = sorted({budget_of(each) for each in finite})
     lines = [
         f"{len(records)} runs, {len(records) - len(finite)} diverged: {len(budgets)} budgets of {budgets[0]:.3g} to "
         f"{budgets[-1]:.3g} FLOPs, N {sizes.min():,.0f} to {sizes.max():,.0f}, {ratios.min():.1f} to "
@@ -147,7 +165,7 @@ def _findings(records: StudyRecords) -> list[str]:
     ]
     for each in fits:
         lines += [coefficients_line(each), errors_line(each)]
-    lines += [comparison_line(comparison), *_seed_line(table), *_extrapolation_lines(finite, budgets[-1])]
+    lines += [comparison_line(comparison), *seed_line(table), *extrapolation_lines(finite, budgets[-1])]
     best = comparison.better
     frontier = Frontier.from_law(best.law)
     shown = _shown_sizes(table)
@@ -159,7 +177,7 @@ def _findings(records: StudyRecords) -> list[str]:
     others = (f"{float(law.frontier.tokens(shown[1])) / shown[1]:,.0f} ({name})" for name, law in PUBLISHED.items())
     lines.append(f"published laws, extrapolated to N = {shown[1]:,.0f}, at 6 N FLOPs per token: {', '.join(others)}")
     lines.append(f"D* grows as N^{frontier.p:.2f} at 6 N FLOPs per token")
-    lines += [_flatness_line(best, budgets, cost), _modality_line(finite, budgets)]
+    lines += [flatness_line(best, budgets, cost), _modality_line(finite, budgets)]
     by_parabola = parabola_minima(records)
     for budget in budgets:
         lines.append(_budget_line(budget, finite, best, cost, by_parabola.get(budget)))
@@ -176,7 +194,7 @@ def _findings(records: StudyRecords) -> list[str]:
     return lines
 
 
-def _seed_line(table: Runs) -> list[str]:
+def seed_line(table: Runs) -> list[str]:
     """Standard deviation of the loss over seeds, from runs that differ only in their seed."""
     logs, numbers = np.log(table.loss), table.seed_groups
     groups = [logs[numbers == number] for number in np.unique(numbers)]
@@ -187,10 +205,10 @@ def _seed_line(table: Runs) -> list[str]:
     return [f"standard deviation of the loss over seeds: {spread:.2%} ({len(several)} pairs of runs)"]
 
 
-def _extrapolation_lines(finite: StudyRecords, largest: float) -> list[str]:
+def extrapolation_lines(finite: StudyRecords, largest: float) -> list[str]:
     """Errors at the largest budget of laws fitted to the smaller budgets."""
-    smaller = [each for each in finite if _budget(each) < largest]
-    last = [each for each in finite if _budget(each) == largest]
+    smaller = [each for each in finite if budget_of(each) < largest]
+    last = [each for each in finite if budget_of(each) == largest]
     try:
         fitted = runs(smaller)
     except UserError:  # too few
@@ -207,7 +225,7 @@ def _extrapolation_lines(finite: StudyRecords, largest: float) -> list[str]:
     return lines
 
 
-def _flatness_line(best: Fit, budgets: list[float], cost: FlopsPerToken) -> str:
+def flatness_line(best: Fit, budgets: list[float], cost: FlopsPerToken) -> str:
     """How much the loss rises if the size is wrong by a factor of 3."""
     rises = []
     for budget in budgets:
@@ -232,7 +250,7 @@ def _modality_line(finite: StudyRecords, budgets: list[float]) -> str:
 
 
 def _best_run(finite: StudyRecords, budget: float) -> dict[str, Any]:
-    return min((each for each in finite if _budget(each) == budget), key=lambda each: each["loss"])
+    return min((each for each in finite if budget_of(each) == budget), key=lambda each: each["loss"])
 
 
 def _shown_sizes(table: Runs) -> list[float]:
@@ -258,23 +276,28 @@ def _budget_line(
     )
 
 
+def curves(finite: StudyRecords) -> list[tuple[Any, Any]]:
+    """FLOPs and training loss of each run; the first steps are left out, because they are not informative."""
+    pairs = []
+    for each in finite:
+        seen, loss = np.array(each["curve"]).T
+        later = seen > seen[-1] / 300
+        pairs.append(((seen * each["C"] / each["D"])[later], loss[later]))
+    return pairs
+
+
 def _draw(records: StudyRecords, path: Path) -> None:
-    table, finite = runs(records), _finite(records)
+    table, finite = runs(records), finite_records(records)
     cost = FlopsPerToken.from_runs(table)
     best = compare(*(fit(form, table) for form in (JOINT, ADDITIVE))).better
     plt = pyplot()
     figure, panels = plt.subplots(2, 3, figsize=(15, 8.4))
-    curves = []
-    for each in finite:
-        seen, loss = np.array(each["curve"]).T
-        later = seen > seen[-1] / 300  # the first steps are not informative
-        curves.append(((seen * each["C"] / each["D"])[later], loss[later]))
-    figures.training_curves(panels[0, 0], curves, [_budget(each) for each in finite])
+    figures.training_curves(panels[0, 0], curves(finite), [budget_of(each) for each in finite])
     figures.predictions(panels[0, 1], best)
     figures.isoflops(panels[0, 2], best, cost)
     figures.contours(panels[1, 0], best, cost)
     figures.frontiers(panels[1, 1], best, cost)
-    budgets = sorted({_budget(each) for each in finite})
+    budgets = sorted({budget_of(each) for each in finite})
     best_runs = [_best_run(finite, budget) for budget in budgets]
     losses = {name: [each["held_out"][name] for each in best_runs] for name in _MODALITIES}
     figures.by_modality(panels[1, 2], [each["C"] for each in best_runs], losses)
@@ -282,4 +305,10 @@ def _draw(records: StudyRecords, path: Path) -> None:
     save(figure, path)
 
 
-STUDY = Study(_add_arguments, run, _missing_runs, _findings, _draw, base=proxy_per_module)
+def claims(records: StudyRecords) -> list[Claim]:
+    table = runs(records)
+    comparison = compare(*(fit(form, table) for form in (JOINT, ADDITIVE)))
+    return scaling_claims(table, comparison.better, comparison, list(parabola_minima(records).values()))
+
+
+STUDY = Study(add_arguments, run, missing_runs, _findings, _draw, claims, base=proxy_per_module)

@@ -1,12 +1,11 @@
 """Trials: independent runs, each of which yields one record. Any number of processes and machines share a folder.
 
-    FOLDER/records.jsonl      one JSON line per finished trial, in the order they finished
+    FOLDER/records.jsonl      one JSON line per finished trial, with a checksum, in the order they finished
     FOLDER/claims/KEY         the process that runs a trial; it touches the file regularly, and the claim expires if not
 
 A diverged trial is a result and is recorded. An interrupted trial leaves no record, and is run again from the start.
 """
 
-import json
 import os
 import socket
 import threading
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.errors import DataError
+from triptych.utils.json_lines import read_lines, to_line, warn_of_damage
 from triptych.utils.locks import lock_file
 
 CLAIM_SECONDS = 60.0  # a claim expires if it was not touched for this long
@@ -39,21 +38,13 @@ class TrialRecords:
         self.folder, self.path = folder, folder / "records.jsonl"
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The records; there is a warning of damaged lines, whose trials count as not run."""
         if not self.path.exists():
             return
-        lines = self.path.read_text().split("\n")
-        for number, line in enumerate(lines, 1):
-            if not line:
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                if number == len(lines):  # an incomplete last line: its process was stopped while it wrote
-                    return
-                raise DataError(f"{self.path}, line {number} is not JSON ({error}). Fix or delete it.") from error
-            if not isinstance(record, dict) or "key" not in record:
-                raise DataError(f"{self.path}, line {number} is not a record with a key. Fix or delete it.")
-            yield record
+        records, damaged = read_lines(self.path)
+        damaged += [number for number, record in records.items() if not isinstance(record.get("key"), str)]
+        warn_of_damage(self.path, sorted(damaged))
+        yield from (record for number, record in records.items() if number not in damaged)
 
     @property
     def keys(self) -> set[str]:
@@ -72,7 +63,7 @@ class TrialRecords:
                 if file.read(1) != b"\n":  # an incomplete line of a process that was stopped
                     complete = self.path.read_bytes().rpartition(b"\n")[0]
                     file.truncate(len(complete) + bool(complete))
-            file.write((json.dumps(record) + "\n").encode())
+            file.write(to_line(record).encode())
             file.flush()
             os.fsync(file.fileno())
 
@@ -104,7 +95,7 @@ class TrialRecords:
         return sorted({_owner(path) or "" for path in claims if not _is_free(path)} - {""})
 
     def _claim_path(self, key: str) -> Path:
-        return self.folder / "claims" / key.replace("/", "_")
+        return self.folder / "claims" / key.replace("/", "_").lstrip(".")
 
 
 def _is_free(path: Path) -> bool:
