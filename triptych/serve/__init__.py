@@ -1,0 +1,1 @@
+"""The server: an engine that batches denoising steps, an HTTP API over it, and a playground."""

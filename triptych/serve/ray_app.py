@@ -1,0 +1,101 @@
+"""The same application on a cluster, under Ray Serve: `triptych serve --ray`.
+
+Every replica is a server of its own, with its models and engine, in a process that Ray places, restarts and routes to.
+Models are loaded where a replica runs, so their sources must exist on every node.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+
+from triptych.errors import UserError
+from triptych.hub.pipeline import Pipeline
+from triptych.serve.app import Access, create_app
+from triptych.serve.limits import ServeLimits
+from triptych.serve.metrics import Metrics
+from triptych.serve.run import listen, warn_if_open, with_host
+from triptych.serve.service import Service
+
+NAME = "triptych"
+
+
+def serve_on_ray(
+    sources: Mapping[str, str],
+    limits: ServeLimits,
+    access: Access,
+    *,
+    host: str,
+    port: int,
+    device: str = "auto",
+    replicas: int = 1,
+) -> None:
+    """Serve on the cluster that this machine belongs to, or on this machine alone, until a signal. Ends with
+    KeyboardInterrupt if it was Ctrl-C."""
+    if not port:
+        raise UserError("with --ray, every node listens on the same port: choose one with --port.")
+    ends = threading.Event()
+    received: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        received.append(number)
+        ends.set()
+
+    listener = listen(host, port)
+    warn_if_open(listener, access)
+    listener.close()
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    try:
+        start(sources, limits, access, host=host, port=port, device=device, replicas=replicas)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, end)
+        print(f"serving {', '.join(sources)} on http://{host}:{port} with Ray", flush=True)
+        ends.wait()
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt
+
+
+def start(
+    sources: Mapping[str, str],
+    limits: ServeLimits,
+    access: Access,
+    *,
+    host: str,
+    port: int,
+    device: str = "auto",
+    replicas: int = 1,
+) -> None:
+    """Deploy the application on the cluster that this process is connected to, and wait until it answers."""
+    serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
+    deployment = serve.deployment(
+        name=NAME,
+        num_replicas=replicas,
+        max_ongoing_requests=limits.connections,
+        graceful_shutdown_timeout_s=limits.drain_seconds,
+        ray_actor_options={"num_cpus": 1, "num_gpus": int(device.startswith("cuda"))},
+    )(serve.ingress(_builder(_absolute(sources), limits, with_host(access, host), device))())
+    serve.run(deployment.bind(), name=NAME, route_prefix="/")
+
+
+def _builder(sources: Mapping[str, str], limits: ServeLimits, access: Access, device: str) -> Callable[[], FastAPI]:
+    """What a replica calls to make its application. Ray asks for a plain function."""
+
+    def build() -> FastAPI:
+        pipes = {name: Pipeline.from_pretrained(source, device=device) for name, source in sources.items()}
+        metrics = Metrics()
+        return create_app(Service(pipes, limits, on_round=metrics.on_round), access, metrics)
+
+    return build
+
+
+def _absolute(sources: Mapping[str, str]) -> dict[str, str]:
+    """Replicas do not run in this folder."""
+    return {name: os.path.abspath(source) if Path(source).exists() else source for name, source in sources.items()}

@@ -1,0 +1,37 @@
+"""Several streams of events as one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+    """The events of all streams as they come, with the number of their stream. An error in one ends all."""
+    queue = asyncio.Queue[tuple[int, T] | Exception | None]()
+
+    async def forward(number: int, stream: AsyncIterator[T]) -> None:
+        try:
+            async for each in stream:
+                await queue.put((number, each))
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(forward(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            each = await queue.get()
+            if isinstance(each, Exception):
+                raise each
+            if each is None:
+                running -= 1
+            else:
+                yield each
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
