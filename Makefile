@@ -49,9 +49,11 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "wrote site/index.html; $(BIN)/mkdocs serve shows it in a browser, with search"
 
-# Fifty kills of one run, at random; some minutes.
+# Fifty kills of one run, at random, and damaged files for every reader; some twenty minutes.
+FUZZ_MINUTES ?= 10
 faults: $(VENV)/.installed-all
 	$(BIN)/python tests/training/faults.py --kills 50
+	$(BIN)/python tests/hostile/fuzz.py --minutes $(FUZZ_MINUTES)
 
 lint: $(VENV)/.installed-all
 	$(BIN)/ruff check .

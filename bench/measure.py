@@ -152,13 +152,15 @@ def start_benchmark(args: argparse.Namespace) -> None:
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a Markdown table."""
-    if not rows:
-        return
+    if rows:
+        print(f"\n{title}\n\n{markdown_table(rows)}", end="", flush=True)
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    print(f"\n{title}\n\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
-    for row in rows:
-        print(f"| {' | '.join(_shown(row.get(name)) for name in names)} |")
-    sys.stdout.flush()
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    lines += [f"| {' | '.join(_shown(row.get(name)) for name in names)} |" for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _shown(value: Any) -> str:

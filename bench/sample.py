@@ -1,6 +1,7 @@
 """Sampling speed for text, images and speech against other implementations, with the paper's 117,698 ids.
 
     python bench/sample.py [--short] [--json FILE] [--peer llada=PATH] [--peer dllm=PATH] [--peer mmada=PATH]
+    python bench/sample.py --busy [--rounds N] [--docs PAGE] ...
 
 All sides run the same backbone with the same weights (4 layers of width 512) for the same number of steps, in batches
 of 1 and 8, and with guidance in batches of 1. First their results are compared: at temperature 0 all tokens must be
@@ -8,14 +9,19 @@ equal; at temperature 1 a chi-square test compares the distributions on a model 
 (`compare_distributions`).
 
 Speedups are ratios of tokens per second. All sides are timed in turns in one process.
+
+`--busy` measures only texts in batches of 8, with one thread and with two, alone and beside another process that
+computes. `--docs` writes its table into a page of the documentation.
 """
 
 import argparse
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import busy
 import numpy as np
 import torch
 from measure import base_parser, print_table, progress, save_results, start_benchmark, time_interleaved
@@ -156,6 +162,20 @@ def texts(peers: Peers, short: bool) -> list[dict[str, Any]]:
         rows.append(row | _speedups(seconds))
         progress(f"{rows[-1]}")
     return rows
+
+
+def busy_texts(peers: Peers, short: bool, rounds: int) -> list[dict[str, Any]]:
+    """The three rules in batches of 8, on a quiet and on a busy machine."""
+    model = build(paper_vocabulary())
+    full, prompt, length, num_steps = FullLogits(model), prompts(model.vocabulary, 8, 32), 64, 4 if short else 8
+    check_equal(model, peers, prompt, length, num_steps, 1.0)
+    cases = {}
+    for rule in RULES:
+        samplers = text_samplers(model, full, peers, prompt, length, num_steps, rule, 1.0)
+        if len(samplers) > 2:  # their own code is here, so our version of it is not needed
+            del samplers["LLaDA's method"]
+        cases[rule] = samplers
+    return busy.measure(cases, prompt.shape[0] * length, rounds)
 
 
 def _speedups(seconds: dict[str, float]) -> dict[str, float]:
@@ -316,9 +336,19 @@ class _WithAttentionBias:
 def main() -> None:
     parser = base_parser(__doc__)
     add_peers(parser)
+    parser.add_argument("--busy", action="store_true", help="only texts, alone and beside another process")
+    parser.add_argument("--rounds", type=int, default=3, help="of --busy (default: 3)")
+    parser.add_argument("--docs", type=Path, help="with --busy, the page to write the table to")
     args = parser.parse_args()
     start_benchmark(args)
     peers = peers_of(args)
+    if args.busy:
+        measured = busy_texts(peers, args.short, args.rounds)
+        print_table("Text on a quiet and on a busy machine, batch 8", busy.summary(measured))
+        save_results(args, texts=measured)
+        if args.docs:
+            busy.write_section(args.docs, measured)
+        return
     distributions = compare_distributions(peers, 1000 if args.short else 20_000)
     print_table("Do both sides have the same distribution? (p-values)", distributions)
     text_rows = texts(peers, args.short)

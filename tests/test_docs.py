@@ -133,7 +133,7 @@ def test_every_decision_is_listed_with_its_title():
 
 def test_every_fault_names_tests_that_exist():
     rows = re.findall(r"^\| (\d+) \|.*\| (`.*`) \|$", (ROOT / "docs" / "faults.md").read_text(), flags=re.MULTILINE)
-    assert [int(number) for number, _ in rows] == list(range(1, 29))
+    assert [int(number) for number, _ in rows] == [*range(1, 29), *range(46, 51)]  # those between: docs/serving.md
     for number, tests in rows:
         for file, name in re.findall(r"`(\w+\.py)::(\w+)`", tests):
             (path,) = (ROOT / "tests").rglob(file)

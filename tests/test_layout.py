@@ -23,6 +23,7 @@ APART = {
             "format",
             "input_checks",
             "inputs",
+            "integrity",
             "items",
             "keywords",
             "load",
@@ -32,6 +33,7 @@ APART = {
             "source",
             "surprise",
             "voices",
+            "weights",
             "words",
         )
     },
@@ -47,7 +49,7 @@ MAY_IMPORT = {
     # core: what anyone with data needs
     "errors": set(),
     "utils": {"errors"},
-    "vocab": {"errors"},
+    "vocab": {"errors", "utils"},
     "tokenizers": _BASE,
     "data": {*_BASE, "tokenizers"},
     "diffusion": {*_BASE, "data"},
@@ -64,10 +66,11 @@ MAY_IMPORT = {
     "evaluate function": {*_BASE, "eval", "pipeline", "scenes", "training"},  # of all suites, the toy dataset's too
     # lab
     "scaling": {*_CORE, "recipes", "plan"},
-    "studies": {*_CORE, "cli.args", "recipes", "scaling", "plan"},
+    "studies": {*_CORE, "cli.args", "recipes", "scaling", "plan", "eval", "evaluate function"},
     # the toy dataset
     "scenes": {*_CORE, "train function", "recipes", "hub", "eval"},
     "recipes.scenes": {*_CORE, "recipes", "scenes"},
+    "serve": {*_BASE, "tokenizers", "model", "sample", "pipeline"},
 }
 CORE = [part for part in list(MAY_IMPORT)[: list(MAY_IMPORT).index("scaling")] if part != "recipes"]
 EVERYTHING = set(MAY_IMPORT)

@@ -79,7 +79,7 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("size", [0, -1, 10**12, 2.5, "7", None])
+@pytest.mark.parametrize("size", [0, -1, 10**12, 2.5, True, "7", None])
 def test_impossible_sizes_are_refused(tmp_path, size):
     with pytest.raises(UserError, match="vocabulary size of image"):
         Vocabulary(text=1, image=size, audio=1)

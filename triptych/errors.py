@@ -42,6 +42,10 @@ class UnusualInputWarning(UserWarning):
         self.check = check
 
 
+class DamageWarning(UserWarning):
+    """A part of a file is damaged and was left out, or a file cannot be checked for damage."""
+
+
 _FEW = 12  # known names that fit in one error message
 
 

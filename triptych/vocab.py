@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from triptych.errors import CheckpointError, UserError
+from triptych.utils.arguments import shown
+from triptych.utils.json_files import read_json
 
 
 class Modality(IntEnum):
@@ -61,8 +63,8 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         for name, size in asdict(self).items():
-            if not isinstance(size, int) or not 0 < size < 2**30:
-                raise UserError(f"vocabulary size of {name} must be an integer between 1 and 2**30, got {size!r}.")
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 2**30:
+                raise UserError(f"vocabulary size of {name} must be an integer between 1 and 2**30, got {shown(size)}.")
 
     # -- ranges ---------------------------------------------------------------------------------------------------
 
@@ -186,7 +188,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
         try:
-            fields = json.loads(path.read_text())
+            fields = read_json(path)
             if fields.pop("format") != "triptych-vocabulary" or fields.pop("version") != 1:
                 raise KeyError("format")
             return cls(**fields)

@@ -4,9 +4,13 @@
 """
 
 import json
+import os
+import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import busy
 import fewer_steps
 import measure
 import peers
@@ -21,6 +25,7 @@ from triptych.sample.config import SAMPLING_PRESETS, SamplingConfig
 from triptych.vocab import Modality, Vocabulary
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
+DOCS = Path(__file__).parents[2] / "docs"
 NO_PEERS = peers.Peers({})
 TINY = ModelConfig(num_layers=2, width=32, num_heads=2, d_ff=64)
 
@@ -184,3 +189,108 @@ def test_fast_presets_are_within_a_point_of_the_best_measurement(name, preset, n
     best = max(direction.sign * r["value"] for r in records)
     assert direction.sign * own["value"] >= best - fewer_steps.POINT
     assert fewer_steps.reference(direction, records)["nfe"] / own["nfe"] >= nfe_ratio
+
+
+# -- quiet and busy ---------------------------------------------------------------------------------------------------
+
+
+def busy_rows(quiet, busy_seconds):
+    """Measurements of one rule with one thread, from the seconds of each sampler."""
+    conditions = zip(busy.CONDITIONS, (quiet, busy_seconds))
+    return [
+        {"what": "greedy", "threads": 1, "condition": name, "tokens": 100, "seconds": dict(zip("ab", seconds))}
+        for name, seconds in conditions
+    ]
+
+
+def test_the_competing_process_takes_time_and_ends():
+    with busy.competitor("quiet") as nothing:
+        assert nothing is None
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    if not children.exists():
+        pytest.skip("needs /proc")
+    before = set(children.read_text().split())
+    with busy.competitor("busy"):
+        (started,) = set(children.read_text().split()) - before
+        status = Path(f"/proc/{started}/stat")
+        first = sum(map(int, status.read_text().rsplit(")")[1].split()[11:13]))
+        deadline = time.monotonic() + 60
+        while sum(map(int, status.read_text().rsplit(")")[1].split()[11:13])) < first + 5:
+            assert time.monotonic() < deadline, "it does not compute"
+            time.sleep(0.05)
+    assert started not in children.read_text().split()
+
+
+def test_both_conditions_are_measured_with_every_number_of_threads(monkeypatch):
+    @contextmanager
+    def pretend(condition):
+        state.append(condition)
+        yield
+        state.pop()
+
+    state, seen = [], []
+    monkeypatch.setattr(busy, "competitor", pretend)
+    monkeypatch.setattr(busy, "time_interleaved", lambda calls, **_: {name: call() for name, call in calls.items()})
+
+    def call():
+        seen.append((torch.get_num_threads(), state[-1]))
+        return float(len(seen))
+
+    before = torch.get_num_threads()
+    rows = busy.measure({"greedy": {"ours": call, "theirs": call}}, tokens=100, rounds=3)
+    assert torch.get_num_threads() == before
+    assert seen == [(n, condition) for n in (1, 2) for _ in range(3) for condition in busy.CONDITIONS for _ in "ab"]
+    # The calls of a round take 1 and 2 s when quiet, 3 and 4 s when busy, and 4 s more in each round: medians.
+    assert [row["seconds"] for row in rows[:2]] == [{"ours": 5, "theirs": 6}, {"ours": 7, "theirs": 8}]
+
+
+def test_the_table_of_the_busy_machine():
+    (row,) = busy.summary(busy_rows((2.0, 8.0), (5.0, 15.0)))
+    assert row == {
+        "what": "greedy",
+        "threads": 1,
+        "tokens/s, quiet": 50,
+        "tokens/s, busy": 20,
+        "over b, quiet": 4,
+        "over b, busy": 3,
+        "over b, busy / quiet": 0.75,
+    }
+
+
+def test_the_page_has_the_stored_measurements(tmp_path):
+    stored = RESULTS / "sample_busy.json"
+    measured = json.loads(stored.read_text())["texts"] if stored.exists() else []
+    original = DOCS / "performance.md"
+    page = tmp_path / "page.md"
+    page.write_text(original.read_text())
+    busy.write_section(page, measured)
+    assert page.read_text() == original.read_text(), "run bench/sample.py --busy with --json and --docs"
+    busy.write_section(page, busy_rows((2.0, 8.0), (5.0, 15.0)))
+    assert "| greedy | 1 | 50 | 20 | 4 | 3 | 0.75 |" in page.read_text()
+    assert busy.read_around(page) == busy.read_around(original)
+
+
+def test_a_page_without_the_section_is_not_overwritten(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Other\n")
+    with pytest.raises(AssertionError, match="has no section"):
+        busy.write_section(page, [])
+    assert page.read_text() == "# Other\n"
+
+
+def test_the_busy_benchmark_end_to_end(model, monkeypatch, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text((DOCS / "performance.md").read_text())
+    monkeypatch.setattr(sample, "build", lambda _: model)
+    monkeypatch.setattr(busy, "competitor", lambda _: nullcontext())
+    monkeypatch.setattr(busy, "THREADS", (1,))
+    arguments = ["sample.py", "--busy", "--short", "--rounds", "1", "--json", str(tmp_path / "busy.json")]
+    monkeypatch.setattr("sys.argv", [*arguments, "--docs", str(page), "--threads", str(torch.get_num_threads())])
+    sample.main()
+    measured = json.loads((tmp_path / "busy.json").read_text())["texts"]
+    assert [(row["what"], row["threads"], row["condition"]) for row in measured] == [
+        (rule, 1, condition) for rule in sample.RULES for condition in busy.CONDITIONS
+    ]
+    assert all(set(row["seconds"]) == {"ours", "LLaDA's method"} for row in measured)
+    assert busy.section(measured) in page.read_text()
+    assert "| greedy | 1 |" in capsys.readouterr().out

@@ -74,26 +74,40 @@ def _trains_in(process: Path, folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_resumed(world: list[str], tmp_path: Path, capsys) -> None:
+def test_a_killed_sweep_ends_its_run_and_another_one_waits_for_it_and_takes_it_over(
+    world: list[str], tmp_path: Path
+) -> None:
     grid = tmp_path / "grid"
     words = ("--low", "2e9", "--high", "2.1e9", "--budgets", "2", "--sizes", "1", "--tokens-per-parameter", "0.01,1e6")
     assert command("plan", "grid", "proxy", *words, "--out", grid, *world, "save_every=50") == 0
     sweep = [sys.executable, "-m", "triptych", "sweep", str(grid)]
-    process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     started = time.monotonic()
     while not list(grid.glob("runs/*/checkpoints/step-*")) and time.monotonic() - started < 120:
         time.sleep(0.05)
-    os.kill(process.pid, 9)
-    process.communicate()
     (child,) = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _trains_in(path, grid)]
-    os.kill(child, 9)
-    while Path(f"/proc/{child}").exists() and _trains_in(Path(f"/proc/{child}"), grid):
+    os.kill(child, signal.SIGSTOP)  # so that the first run does not end before the second one
+    other = subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    assert other.stdout is not None
+    lines: list[str] = []
+    while not lines or "waiting for" not in lines[-1]:
+        lines.append(other.stdout.readline())
+        assert lines[-1], lines
+    assert lines[-1].startswith("1 of 2 runs are finished; waiting for ")
+    assert f"process {process.pid}" in lines[-1]
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    os.kill(child, signal.SIGCONT)
+    started = time.monotonic()
+    while _trains_in(Path(f"/proc/{child}"), grid):
+        assert time.monotonic() - started < 60, "the run goes on without the sweep"
         time.sleep(0.05)
-    assert not (grid / "records.jsonl").exists()
     for claim in (grid / "claims").glob("[!.]*"):
         os.utime(claim, (0, 0))  # expired
-    capsys.readouterr()
-    assert command("sweep", grid) == 0
+    output, errors = other.communicate(timeout=120)
+    assert (other.returncode, errors) == (0, "")
+    assert "all 2 runs are finished" in output
     assert "resuming at step" in next(grid.glob("runs/2e+09*.log")).read_text()
     assert len((grid / "records.jsonl").read_text().splitlines()) == 2
 
@@ -179,8 +193,8 @@ def test_damaged_records_and_grids_are_refused(world: list[str], tmp_path: Path,
     grid = tmp_path / "grid"
     assert command("plan", "grid", "proxy", *SMALL, "--out", grid, *world) == 0
     (grid / "records.jsonl").write_text("[1]\n")
-    assert command("sweep", grid) == 3
-    assert "line 1 is not a record with a key" in capsys.readouterr().err
+    assert command("sweep", grid) == 0  # its runs are made, as if the line were not there
+    assert "records.jsonl: line 1 is damaged and left out" in capsys.readouterr().err
     (grid / "grid.json").write_text('{"runs": []}')
     assert command("sweep", grid) == 3
     assert "holds no runs" in capsys.readouterr().err

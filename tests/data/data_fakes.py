@@ -3,6 +3,7 @@
 Worker processes import this module; they cannot import test modules.
 """
 
+import errno
 import hashlib
 import io
 import os
@@ -118,3 +119,8 @@ def wav(loudness: float, seconds: float = 0.3, rate: int = 8000) -> bytes:
         file.setframerate(rate)
         file.writeframes(np.full(round(seconds * rate), round(loudness * 32767), "<i2").tobytes())
     return buffer.getvalue()
+
+
+def no_space(number: int) -> None:
+    """What a worker does when /dev/shm is full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"/dev/shm/{number}")

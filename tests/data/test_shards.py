@@ -1,18 +1,21 @@
 """Shards are read as they were written, and every damaged bit is detected."""
 
+import hashlib
 import json
 import os
 import pickle
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save
 
-from triptych.data.shards import MANIFEST, Manifest, ShardInfo, TokenDataset, write_shard
+from triptych.data.shards import MANIFEST, Manifest, ShardInfo, TokenDataset, UnreadableError, write_shard
 from triptych.data.types import TokenSample
 from triptych.errors import DataError
 from triptych.vocab import Task, Vocabulary, paper_vocabulary
@@ -202,8 +205,8 @@ def test_no_more_files_are_open_than_a_process_may_have(tmp_path: Path) -> None:
     dataset = make(tmp_path / "set", [[sample([n % 70], [n % 300])] for n in range(400)])
     for index in [*range(400), *range(0, 400, 7)]:
         assert dataset[index].text.tolist() == [index % 300]
-    maps = Path("/proc/self/maps").read_text().count(str(tmp_path))
-    assert 0 < maps <= 300
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert 0 < sum(link.startswith(str(tmp_path)) for link in links) <= 300
 
 
 def test_the_longest_media_is_in_the_manifest(tmp_path: Path) -> None:
@@ -276,3 +279,120 @@ def test_only_files_that_cannot_be_read_are_tried_again(tmp_path: Path, monkeypa
     monkeypatch.setattr(time, "sleep", comes_back)
     path.unlink(missing_ok=True)
     assert same(TokenDataset(tmp_path)[0], SAMPLES[0])
+
+
+# -- right checksums, wrong contents ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("forged", "expected"),
+    [
+        (sample([1, 70], [2]), "has the image id 70, but its vocabulary has 70 of them"),
+        (sample([1, 2], [300]), "has the text id 300, but its vocabulary has 300 of them"),
+        (sample([65_535], []), "has the image id 65535"),
+        (TokenSample(Task.IMAGE_TEXT, np.array([1]), np.array([2, 1000]), 1), "has the text id 1000"),
+    ],
+)
+def test_ids_beyond_their_modality_are_refused(forged: TokenSample, expected: str, tmp_path: Path) -> None:
+    """They would fall into the range of special tokens or of another modality."""
+    dataset = make(tmp_path, [SAMPLES, [*SAMPLES, forged]])
+    dataset = with_manifest(tmp_path, longest_prompted=9)
+    assert same(dataset[0], SAMPLES[0])
+    assert same(dataset[9], SAMPLES[4])
+    with pytest.raises(DataError, match=expected) as raised:
+        _ = dataset[10]
+    assert "shard-00001.safetensors" in str(raised.value)
+    (problem,) = dataset.verify()
+    assert expected in problem
+
+
+def with_manifest(folder: Path, **changes: object) -> TokenDataset:
+    replace(Manifest.load(folder), **changes).save(folder)  # type: ignore[arg-type]
+    return TokenDataset(folder)
+
+
+def test_the_largest_ids_are_accepted(tmp_path: Path) -> None:
+    largest = sample([69, 0], [299, 0])
+    dataset = make(tmp_path, [[largest]])
+    assert same(dataset[0], largest)
+    assert dataset.verify() == []
+
+
+def test_media_in_a_text_dataset_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, [[sample([0, 1], [2])]])
+    dataset = with_manifest(tmp_path, task="TEXT")
+    with pytest.raises(DataError, match="has the media id 1, but its vocabulary has 0 of them"):
+        _ = dataset[0]
+    assert len(dataset.verify()) == 1
+
+
+@pytest.mark.parametrize("name", ["tokens", "offsets", "splits", "crc32", "prompts"])
+def test_an_array_of_another_dtype_is_refused(name: str, tmp_path: Path) -> None:
+    """Of signed tokens, negative ids would pass as small ones."""
+    with_prompt = TokenSample(Task.IMAGE_TEXT, np.array([1]), np.array([2, 3]), 1)
+    (info,) = make(tmp_path, [[with_prompt]]).manifest.shards
+    arrays = load_file(tmp_path / info.file)
+    other = np.int32 if name in ("tokens", "offsets", "crc32") else np.int64
+    content = save({**arrays, name: arrays[name].astype(other)})
+    (tmp_path / info.file).write_bytes(content)
+    forged = replace(info, sha256=hashlib.sha256(content).hexdigest())
+    dataset = with_manifest(tmp_path, shards=[forged], longest_prompted=3)
+    with pytest.raises(DataError, match=f"its array '{name}' has the dtype"):
+        _ = dataset[0]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"text": 10}, {"text": "many", "image": 1, "audio": 1}, {"text": -1, "image": 1, "audio": 1}]
+)
+def test_a_vocabulary_that_is_none_is_one_line(sizes: dict, tmp_path: Path) -> None:
+    make(tmp_path, [SAMPLES])
+    with pytest.raises(ValueError, match=r"is not a Triptych manifest|vocabulary size of text") as raised:
+        with_manifest(tmp_path, vocabulary=sizes)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_shard_that_is_truncated_while_it_is_open_is_named(tmp_path: Path) -> None:
+    """Through a memory map, reading it would kill the process by SIGBUS."""
+    dataset = make(tmp_path / "set", [[sample([], [n % 300] * 9) for n in range(2000)]])
+    path = dataset.folder / dataset.manifest.shards[0].file
+    last = dataset[len(dataset) - 1].text.tolist()
+    content = path.read_bytes()
+    os.truncate(path, 4096)
+    with pytest.raises(DataError, match=r"shard-00000.safetensors was truncated after it was opened") as caught:
+        dataset[len(dataset) - 1]
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 3
+    path.write_bytes(content)  # in place
+    assert dataset[len(dataset) - 1].text.tolist() == last
+
+
+def test_a_read_that_fails_is_tried_again_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = make(tmp_path / "set", [[sample([], [5, 6, 7])]])
+    expected, read = dataset[0].text.tolist(), os.pread
+    waited: list[float] = []
+    failures = iter([True] * 1000)
+
+    def unreliable(handle: int, size: int, start: int) -> bytes:
+        if next(failures, False):
+            raise OSError(5, "Input/output error")
+        return read(handle, size, start)
+
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(os, "pread", unreliable)
+    reopened = TokenDataset(dataset.folder)
+    with pytest.raises(UnreadableError, match=r"cannot be read \(Input/output error\)"):
+        reopened.shard(0)
+    failures = iter([False])
+    assert reopened[0].text.tolist() == expected
+    waited.clear()
+    failures = iter([True, True])
+    assert reopened[0].text.tolist() == expected
+    assert waited == [0.1]
+
+
+def test_large_reads_are_put_together_from_several_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system reads at most two GB at once."""
+    tokens = [n % 300 for n in range(20_000)]
+    dataset, read = make(tmp_path / "set", [[sample([], tokens)]]), os.pread
+    monkeypatch.setattr(os, "pread", lambda handle, size, start: read(handle, min(size, 5000), start))
+    assert TokenDataset(dataset.folder)[0].text.tolist() == tokens

@@ -87,7 +87,8 @@ def test_text_dataset(texts: Path, tmp_path: Path) -> None:
     assert (manifest.name, manifest.task, manifest.bad_samples) == ("out", "TEXT", 2)
     assert manifest.tokenizers == {"text": TEXT.fingerprint}
     assert bad_of(tmp_path / "out") == {
-        "texts.jsonl:34": "bad JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        "texts.jsonl:34": "bad JSON: not JSON "
+        "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)).",
         "texts.jsonl:71": "empty text",
     }
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

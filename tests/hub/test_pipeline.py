@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from triptych.errors import CheckpointError, UserError
+from triptych.errors import CheckpointError, DamageWarning, UserError
 from triptych.hub.format import Limits
+from triptych.hub.integrity import read_raw_config, write_checksums
 from triptych.hub.pipeline import Pipeline
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.sample.canvas import Canvas, known, masked
@@ -544,7 +545,8 @@ def test_weights_are_stored_in_half_precision_on_request(pipe, saved, tmp_path):
     for name, weight in loaded.model.state_dict().items():
         assert weight.dtype == torch.float32
         assert torch.equal(weight, pipe.model.state_dict()[name].half().float())
-    assert "unknown dtype 'float8'" in message_of(lambda: pipe.save_pretrained(tmp_path / "x", dtype="float8"))
+    wrong = message_of(lambda: pipe.save_pretrained(tmp_path / "x", dtype="float8"))
+    assert wrong == "dtype must be 'float32' or 'float16' or 'bfloat16' or None, got 'float8'."
 
 
 def test_a_model_runs_in_bfloat16(saved, image):
@@ -572,8 +574,8 @@ def test_devices_that_are_not_there_are_one_line(pipe, saved):
 
 
 def changed(folder, **fields):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    """Change a model on purpose: its checksums are those of the new files."""
+    write_checksums(folder, {**read_raw_config(folder), **fields})
 
 
 def test_a_model_of_other_tokenizers_is_refused(copy, pipe):
@@ -589,11 +591,14 @@ def test_a_model_of_other_tokenizers_is_refused(copy, pipe):
 def test_weights_of_another_shape_are_refused(copy):
     weights = load_file(copy / "model.safetensors")
     save_file({**weights, "norm.weight": torch.ones(17)}, copy / "model.safetensors")
+    changed(copy)
     found = message_of(lambda: Pipeline.from_pretrained(copy))
     assert "norm.weight is (17,), expected (16,)" in found
     save_file({k: v for k, v in weights.items() if k != "norm.weight"}, copy / "model.safetensors")
+    changed(copy)
     assert "norm.weight is None, expected (16,)" in message_of(lambda: Pipeline.from_pretrained(copy))
     (copy / "model.safetensors").write_bytes(b"nothing")
+    changed(copy)
     assert "cannot be read as safetensors" in message_of(lambda: Pipeline.from_pretrained(copy))
 
 
@@ -614,6 +619,7 @@ def test_a_model_that_lacks_a_part(copy):
     changed(copy, presets="scene")
     assert "unknown preset 'scene'" in message_of(lambda: Pipeline.from_pretrained(copy))
     shutil.rmtree(copy / "tokenizers")
+    changed(copy)
     assert "the folder tokenizers is missing" in message_of(lambda: Pipeline.from_pretrained(copy))
     (copy / "config.json").unlink()
     assert "holds neither a saved model (config.json) nor a run" in message_of(lambda: Pipeline.from_pretrained(copy))
@@ -636,6 +642,8 @@ def test_a_model_saved_by_an_earlier_version_loads(pipe, tmp_path):
     config = json.loads(path.read_text())
     config["model"]["places"] = config["model"].pop("max_learned_positions")
     config["embedded_tokenizers"] = config.pop("builtin_tokenizers")
-    del config["license"], config["limits"]["examples"]
+    del config["license"], config["limits"]["examples"], config["files"], config["checksum"]
     path.write_text(json.dumps(config))
-    assert Pipeline.from_pretrained(tmp_path / "model").complete("a cat", seed=3) == pipe.complete("a cat", seed=3)
+    with pytest.warns(DamageWarning, match="has no checksums"):
+        loaded = Pipeline.from_pretrained(tmp_path / "model")
+    assert loaded.complete("a cat", seed=3) == pipe.complete("a cat", seed=3)

@@ -17,6 +17,7 @@ from triptych.errors import CheckpointError, DataError, UnusualInputWarning, Use
 from triptych.hub.calibrate import calibrate
 from triptych.hub.format import Limits, store_input_checks
 from triptych.hub.input_checks import KINDS
+from triptych.hub.integrity import read_raw_config, write_config
 from triptych.hub.measures import Measures
 from triptych.hub.pipeline import Pipeline
 from triptych.model.transformer import ModelConfig, Transformer, initialise
@@ -373,6 +374,7 @@ def test_storing_checks_changes_nothing_else(folder, checks):
     after = json.loads((folder / "config.json").read_text())
     assert Pipeline.from_pretrained(folder).input_checks == checks
     after.pop("input_checks")
+    assert after.pop("checksum") != before.pop("checksum")
     assert after == before
     assert (folder / "model.safetensors").read_bytes() == weights
     with pytest.raises(CheckpointError, match="not a saved Triptych model"):
@@ -381,8 +383,7 @@ def test_storing_checks_changes_nothing_else(folder, checks):
 
 @pytest.mark.parametrize("broken", [{}, [], 5, {"false_alarm_rate": 0.1, "distributions": {"image": {"n": 3}}}])
 def test_broken_checks_are_one_line(folder, broken):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"input_checks": broken}))
+    write_config(folder, read_raw_config(folder) | {"input_checks": broken})
     with pytest.raises(CheckpointError, match="not a saved Triptych model"):
         Pipeline.from_pretrained(folder)
 

@@ -13,13 +13,14 @@ from triptych.cli.main import main
 from triptych.errors import CheckpointError, UserError
 from triptych.hub.card import _use
 from triptych.hub.format import Limits
+from triptych.hub.integrity import write_config
 from triptych.hub.pipeline import Pipeline
 from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.recipes import recipe
 from triptych.sample.canvas import Canvas, known, open_ended
 from triptych.scenes.samples import scene_sample
 from triptych.scenes.spoken import TRANSCRIPT_PROMPT, VOICE_REQUEST
-from triptych.scenes.voices import TRAINING_VOICES
+from triptych.scenes.voices import SPEAKING_VOICES, TRAINING_VOICES
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import PromptConfig
 from triptych.utils.config import to_json
@@ -28,7 +29,8 @@ from triptych.vocab import Modality, Task
 
 SHAPE = ModelConfig(num_layers=1, width=16, num_heads=2, d_ff=24, softmax_scope="modality", init_std=0.5)
 RECIPE = to_json(recipe("scenes_full"))
-LIMITS = replace(Limits.of_run(RECIPE), audio_slot=33)  # shorter speech than the recipe's, to save time
+# All voices, where the recipe has one; shorter speech than the recipe's, to save time.
+LIMITS = replace(Limits.of_run(RECIPE), voices=TRAINING_VOICES, audio_slot=33)
 PLAIN = Limits(seq_len=224, text_slot=32, audio_slot=64)
 QUICK = {"num_steps": 2, "temperature": 1.0}
 
@@ -219,9 +221,10 @@ def test_requests_are_like_the_texts_of_training(pipe, texts, monkeypatch):
 
 def test_limits_hold_every_prompt_of_a_run():
     assert {each.name for each in fields(PromptConfig)} <= {each.name for each in fields(Limits)}
+    limits = Limits.of_run(RECIPE)
     for name, value in asdict(recipe("scenes_full").prompts).items():
-        assert getattr(LIMITS, name) == value, name
-    assert (LIMITS.transcript_prompt, LIMITS.voices) == ("someone says", TRAINING_VOICES)
+        assert getattr(limits, name) == value, name
+    assert (limits.transcript_prompt, limits.voices) == ("someone says", SPEAKING_VOICES)
     earlier = {name: RECIPE["prompts"][name] for name in ("words", "caption_prompt", "examples")}
     limits = Limits.of_run({**RECIPE, "prompts": earlier})
     assert (limits.words, limits.transcript_prompt, limits.voices) == (LIMITS.words, "", ())
@@ -233,11 +236,11 @@ def test_voices_are_saved_and_earlier_models_have_none(pipe, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     for name in ("transcript_prompt", "voices", "voice_request"):
         del config["limits"][name]
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, config)
     earlier = Pipeline.from_pretrained(folder)
     assert (earlier.voices, earlier.limits.transcript_prompt) == ((), "")
     config["limits"] |= {"voices": ["emma"], "voice_request": "say {text}"}
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, config)
     with pytest.raises(CheckpointError, match=r"voice_request must contain \{text\} and \{voice\}"):
         Pipeline.from_pretrained(folder)
 

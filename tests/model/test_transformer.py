@@ -257,11 +257,11 @@ def test_logits_cover_data_bos_and_eos_of_one_modality() -> None:
     ("changes", "message"),
     [
         ({"num_layers": 0}, "num_layers must be a positive integer, got 0"),
-        ({"d_ff": 2.5}, r"d_ff must be a positive integer, got 2\.5"),
+        ({"d_ff": 2.5}, r"d_ff must be a whole number, got 2\.5"),
         ({"width": 50}, r"width=50 must be a multiple of 2 \* num_heads=6"),
         ({"width": 45}, r"width=45 must be a multiple of 2 \* num_heads=6"),
         ({"logit_scale": 0.0}, r"logit_scale must be positive and finite, got 0\.0"),
-        ({"softmax_scope": "modal"}, "unknown softmax_scope 'modal'. Did you mean 'modality'?"),
+        ({"softmax_scope": "modal"}, "softmax_scope must be 'full' or 'modality', got 'modal'"),
     ],
 )
 def test_invalid_shapes_are_rejected(changes: dict, message: str) -> None:

@@ -48,7 +48,7 @@ def test_images_are_reconstructed(bundle, world):
     samples = [scene_sample(Task.IMAGE_TEXT, "test", index, world=world) for index in range(60)]
     images = [sample.image for sample in samples]
     ids = bundle.image.encode(images)
-    assert {len(row) for row in ids} == {(world.image_size // 16) ** 2}
+    assert {len(row) for row in ids} == {(world.image_size // 16) ** 2 * bundle.image.num_codebooks}
     reconstructed = bundle.image.decode(ids)
     assert np.mean([psnr(a, b) for a, b in zip(images, reconstructed)]) >= (30 if world is SMALL else 28)
     assert score_images(reconstructed, [sample.scene for sample in samples], world)["overall"] >= 0.97

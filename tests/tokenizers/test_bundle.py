@@ -1,6 +1,7 @@
 """Bundles: loading on first use, fingerprints, saving, names."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -10,7 +11,13 @@ import pytest
 from triptych.errors import CheckpointError, UserError
 from triptych.tokenizers import bundle as bundle_module
 from triptych.tokenizers.base import hash_arrays, write_spec
-from triptych.tokenizers.bundle import PAPER_TOKENIZERS, TokenizerBundle, vocabulary_of
+from triptych.tokenizers.bundle import (
+    BUILTIN_TOKENIZERS,
+    PAPER_TOKENIZERS,
+    TokenizerBundle,
+    vocabulary_of,
+    write_bundle_checksums,
+)
 from triptych.tokenizers.text import ByteBPE
 from triptych.utils.media import Audio
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
@@ -154,12 +161,26 @@ def test_saving_a_loaded_bundle_copies_its_files(bundle, tmp_path):
 
 def test_built_in_bundles_have_names(bundle, tmp_path, monkeypatch):
     bundle.save(tmp_path)
+    write_bundle_checksums(tmp_path)
     monkeypatch.setitem(bundle_module.BUILTIN_TOKENIZERS, "scenes", tmp_path)
     assert TokenizerBundle.load("scenes").fingerprints == bundle.fingerprints
     with pytest.raises(UserError, match="Did you mean 'scenes'"):
         TokenizerBundle.load("scene")
     with pytest.raises(CheckpointError, match=r"vocab\.json"):
         TokenizerBundle.load(tmp_path / "text")
+
+
+@pytest.mark.parametrize("name", ["text/bpe.json", "image/codebook.png", "vocab.json", "checksums.json"])
+def test_damage_of_built_in_tokenizers_is_noticed(name, tmp_path, monkeypatch):
+    folder = shutil.copytree(BUILTIN_TOKENIZERS["scenes-full"], tmp_path / "bundle")
+    path, before = folder / name, (folder / name).read_bytes()
+    for number, damaged in enumerate((before[:-2], bytes([*before[:20], before[20] ^ 4, *before[21:]]), None)):
+        copy = shutil.copytree(folder, tmp_path / str(number))  # a folder is checked once in a process
+        monkeypatch.setitem(bundle_module.BUILTIN_TOKENIZERS, "scenes", copy)
+        (copy / name).unlink() if damaged is None else (copy / name).write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"are damaged: .*install Triptych again|vocab\.json"):
+            TokenizerBundle.load("scenes")
+    assert path.read_bytes() == before
 
 
 def test_a_missing_folder_is_one_line_with_the_command_that_makes_it(tmp_path, monkeypatch):

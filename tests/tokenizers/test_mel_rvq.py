@@ -8,7 +8,8 @@ import torch
 
 from triptych.errors import CheckpointError, DataError, UserError
 from triptych.tokenizers.audio import load_audio_tokenizer
-from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq, kmeans
+from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq
+from triptych.tokenizers.kmeans import kmeans
 from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.utils.media import Audio
 

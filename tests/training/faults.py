@@ -125,7 +125,7 @@ def random_kills(
         assert alive, "the run ended before it could be killed: more steps are needed"
         saved = ckpt.list_checkpoints(folder / "checkpoints")
         report(f"kill {number + 1} of {kills}: newest checkpoint {saved[-1].name if saved else 'none'}")
-    assert exit_code_of(start(train_alone, config, folder)) == 0
+    assert exit_code_of(start(train_alone, config, folder), 600) == 0
     return hits
 
 

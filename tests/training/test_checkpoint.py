@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import filesystem
 from train_fakes import assert_same_bits, events, run_it, tensors_of, tiny_run
 
+from triptych.cli.main import main
 from triptych.errors import CheckpointError
 from triptych.hub.export import model_of_run
 from triptych.training import checkpoint as ckpt
 from triptych.training import checkpointer as checkpointing
+from triptych.utils.checksums import sha256
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
@@ -170,6 +172,74 @@ def test_a_damaged_checkpoint_is_not_exported(world: Path, tmp_path: Path) -> No
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def sign(path: Path) -> None:
+    """Make the manifest match a shard that was changed."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sha256"][SHARD] = sha256(path / SHARD)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def forged(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """A tensor of the same size with contents that no run saves."""
+    match what:
+        case "NaN" | "infinity":
+            other = tensor.clone()
+            other.view(-1)[-1] = float("nan" if what == "NaN" else "-inf")
+            return other
+        case "int8":
+            return tensor.to(torch.int8)
+        case "float64":
+            return tensor.double()
+    return tensor.reshape(1, *tensor.shape)
+
+
+@pytest.mark.parametrize("name", ["model/norm.weight", "ema/norm.weight", "optimizer/norm.weight/exp_avg_sq"])
+@pytest.mark.parametrize("what", ["NaN", "infinity", "int8", "float64", "one more dimension"])
+def test_forged_tensors_are_refused(what: str, name: str, trained: Path, tmp_path: Path, world: Path) -> None:
+    folder = shutil.copytree(trained, tmp_path / "run")
+    (path,) = ckpt.list_checkpoints(folder / "checkpoints")
+    loaded = load_file(path / SHARD)
+    with safe_open(path / SHARD, "pt") as file:
+        about = file.metadata()
+    if what == "one more dimension":
+        sharding = json.loads(about["DCP_SHARDING_INFO"])
+        sharding[name]["saved_offsets"] = [0, *sharding[name]["saved_offsets"]]
+        about = {**about, "DCP_SHARDING_INFO": json.dumps(sharding)}
+    save_file({**loaded, name: forged(loaded[name], what)}, path / SHARD, about)
+    sign(path)
+    with pytest.raises(CheckpointError, match=name) as caught:
+        run_it(tiny_run(world, validation_data=()), folder)
+    assert str(path / SHARD) in str(caught.value)
+    if name.startswith("ema"):  # what is exported
+        with pytest.raises(CheckpointError, match=r"norm\.weight"):
+            model_of_run(folder)
+        assert main(["export", str(folder), "--out", str(tmp_path / "model")]) == 4
+        assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("offset", [[1], [2**40], [-1]])
+def test_parts_that_make_no_tensor_are_refused(offset: list[int], trained: Path, tmp_path: Path, world: Path) -> None:
+    """A hostile offset would make the reader allocate a huge tensor, or leave a part of one uninitialised."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    (path,) = ckpt.list_checkpoints(folder / "checkpoints")
+    with safe_open(path / SHARD, "pt") as file:
+        about = file.metadata()
+    sharding = json.loads(about["DCP_SHARDING_INFO"])
+    sharding["ema/norm.weight"]["saved_offsets"] = offset
+    save_file(load_file(path / SHARD), path / SHARD, {**about, "DCP_SHARDING_INFO": json.dumps(sharding)})
+    sign(path)
+    for call in (lambda: run_it(tiny_run(world, validation_data=()), folder), lambda: model_of_run(folder)):
+        with pytest.raises(CheckpointError, match=r"does not hold the tensors of a run: .*ema/norm\.weight"):
+            call()
+
+
+@pytest.fixture(scope="module")
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    run_it(tiny_run(world, validation_data=()), folder, stop_after=1)
+    return folder
+
+
 @pytest.mark.parametrize("what", ["extra file", "link", "missing tensor", "another shape"])
 def test_foreign_content_is_refused(what: str, world: Path, tmp_path: Path) -> None:
     """Even if the manifest was changed to match."""
@@ -191,9 +261,7 @@ def test_foreign_content_is_refused(what: str, world: Path, tmp_path: Path) -> N
             {**loaded, name: torch.ones(3)} if what == "another shape" else {k: loaded[k] for k in loaded if k != name}
         )
         save_file(loaded, path / SHARD, about)
-        manifest = json.loads((path / "manifest.json").read_text())
-        manifest["sha256"][SHARD] = ckpt.sha256(path / SHARD)
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        sign(path)
     with pytest.raises(CheckpointError) as caught:
         run_it(config, tmp_path)
     assert {"extra file": "unexpected .metadata", "link": "is damaged"}.get(what, "does not fit this run") in str(
@@ -250,6 +318,31 @@ def test_a_failed_read_is_not_damage(world: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(CheckpointError, match=r"cannot be read \(Input/output error\)"):
         run_it(config, tmp_path)
     assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_a_manifest_that_cannot_be_read_does_not_condemn_its_checkpoint(
+    name: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, read_json = tiny_run(world, validation_data=()), ckpt.read_json
+    run_it(config, tmp_path, stop_after=2)
+    (path,) = ckpt.list_checkpoints(tmp_path / "checkpoints")
+    failures = iter([True, True])
+
+    def unreliable(file: Path) -> Any:
+        if file.name == name and next(failures, False):
+            raise OSError(5, "Input/output error")
+        return read_json(file)
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(ckpt, "read_json", unreliable)
+    ckpt.verify(path)
+    failures = iter([True] * 100)
+    with pytest.raises(ckpt.CheckpointUnavailable, match=rf"{name} cannot be read \(Input/output error\). Is the file"):
+        run_it(config, tmp_path)
+    assert path.exists()
+    failures = iter([])
+    assert run_it(config, tmp_path).state.step == config.num_steps
 
 
 def test_missing_checkpoints_are_an_error(world: Path, tmp_path: Path) -> None:

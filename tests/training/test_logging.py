@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def test_every_event_is_a_json_line_and_reaches_the_loggers(tmp_path: Path) -> N
     records("run", step=0, recipe="näno")
     records("step", step=1, loss=0.5)
     lines = (tmp_path / "new" / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == received
+    assert read_records(tmp_path / "new" / "records.jsonl") == received
+    assert [{**json.loads(line), "crc32": None} for line in lines] == [{**event, "crc32": None} for event in received]
     assert [(event["kind"], event["step"]) for event in received] == [("run", 0), ("step", 1)]
     assert received[0]["recipe"] == "näno"
     assert all(event["time"] > 1.7e9 for event in received)
@@ -65,7 +67,7 @@ def test_nan_and_infinities_become_null(tmp_path: Path) -> None:
     records = RunLog(tmp_path / "records.jsonl", [received.append])
     records("step", step=1, loss=float("nan"), nll={"text": float("inf"), "image": 1.5}, all=[-float("inf"), 2])
     (line,) = records.path.read_text().splitlines()
-    assert strict_json(line) == received[0]
+    assert {**strict_json(line), "crc32": None} == {**received[0], "crc32": None}
     assert received[0]["loss"] is None
     assert received[0]["nll"] == {"text": None, "image": 1.5}
     assert received[0]["all"] == [None, 2]
@@ -99,6 +101,44 @@ def test_a_truncated_last_line_is_ignored(cut: int, tmp_path: Path) -> None:
     records.rewind(3)
     records("step", step=4)
     assert [event["step"] for event in read_records(records.path)] == [*[1, 2, 3][:known], 4]
+
+
+def test_one_flipped_bit_costs_one_line(tmp_path: Path) -> None:
+    """Of all bits of a line, none makes the others unreadable, and none changes a value without a word."""
+    records = RunLog(tmp_path / "records.jsonl", [])
+    for step in range(5):
+        records("step", step=step, loss=1.0 + step, text="ä")
+    original = records.path.read_bytes()
+    events = read_records(records.path)
+    start = original.index(b"\n") + 1
+    for position in range(start, original.index(b"\n", start)):
+        for bit in (0, 3, 7):
+            damaged = bytearray(original)
+            damaged[position] ^= 1 << bit
+            records.path.write_bytes(damaged)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                kept = read_records(records.path)
+            assert [event for event in kept if event in events] == [event for event in events if event in kept]
+            others = [event for event in kept if event not in events]
+            # A flip in the name of the checksum leaves the values as they were.
+            assert not others or [{**event, **events[1]} for event in others] == others
+            assert bool(caught) == (len([event for event in kept if event in events]) < 5 and not others)
+            assert all("records.jsonl: " in str(each.message) and "damaged" in str(each.message) for each in caught)
+            assert len(kept) in (4, 5)
+
+
+def test_a_run_with_damaged_records_resumes_and_says_so(world: Path, tmp_path: Path) -> None:
+    config = tiny_run(world)
+    run_it(config, tmp_path, stop_after=3)
+    path = tmp_path / "records.jsonl"
+    content = path.read_bytes()
+    position = content.index(b'"kind": "step"') + 3
+    path.write_bytes(content[:position] + bytes([content[position] ^ 0x80]) + content[position + 1 :])  # no UTF-8
+    run_it(config, tmp_path)
+    (note,) = events(tmp_path, "note")
+    assert note["text"] == f"{path}: line 2 is damaged and left out"
+    assert [event["step"] for event in events(tmp_path, "step")] == [2, 3, 4, 5, 6]
 
 
 def test_records_of_earlier_versions_are_read_with_current_keys(tmp_path: Path) -> None:

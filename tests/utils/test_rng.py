@@ -62,6 +62,7 @@ def test_uniform_numbers_use_the_upper_53_bits() -> None:
 def test_stream_numbers_never_change() -> None:
     """A changed number would change every run, mask or sample that uses it."""
     data = ["DOCUMENT_ORDER", "CHANCE", "LENGTH", "START", "OPEN_MEDIA", "OPEN_TEXT", "VALIDATION_SAMPLE", "HELD_OUT"]
+    data.append("SUBSET")
     assert {stream.name: stream.value for stream in DataStream} == {name: n for n, name in enumerate(data)}
     corrupt = ["STRATUM", "TIME", "MASK", "SIDE", "CHANCE", "TEXT_END", "TEXT_END_SHIFT"]
     assert {stream.name: stream.value for stream in CorruptStream} == {

@@ -1,16 +1,35 @@
 """Types for argparse: each parses a word, or raises an error that says what was expected."""
 
 import argparse
+from collections.abc import Callable
+
+_LARGEST = 2**53  # exact as a float, far above any count of steps, samples or tokens
 
 
 def positive_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
-    return value
+    return whole_number(1)(text)
+
+
+def whole_number(least: int, most: int = _LARGEST) -> Callable[[str], int]:
+    """A type for whole numbers within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            kind = "a positive whole number" if least == 1 else f"a whole number of at least {least}"
+            raise argparse.ArgumentTypeError(f"expected {kind}, got {_shown(text)}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at most {most:,}, got {_shown(text)}")
+        return value
+
+    return parse
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
 
 
 def positive_ints(text: str) -> list[int]:
@@ -19,8 +38,8 @@ def positive_ints(text: str) -> list[int]:
         values = [int(part) for part in text.split(",")]
     except ValueError:
         values = []
-    if not values or min(values) < 1:
-        raise argparse.ArgumentTypeError(f"expected positive whole numbers separated by commas, got {text!r}")
+    if not values or min(values) < 1 or max(values) > _LARGEST:
+        raise argparse.ArgumentTypeError(f"expected positive whole numbers separated by commas, got {_shown(text)}")
     return values
 
 
@@ -28,7 +47,7 @@ def distinct_ints(text: str) -> list[int]:
     """Like `positive_ints`, with at least two different numbers."""
     values = positive_ints(text)
     if len(set(values)) < 2:
-        raise argparse.ArgumentTypeError(f"expected at least two different numbers, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected at least two different numbers, got {_shown(text)}")
     return values
 
 
@@ -38,7 +57,7 @@ def positive_float(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {_shown(text)}")
     return value
 
 
@@ -49,7 +68,7 @@ def positive_floats(text: str) -> list[float]:
     except ValueError:
         values = []
     if not values or not all(0 < value < float("inf") for value in values):
-        raise argparse.ArgumentTypeError(f"expected positive numbers separated by commas, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected positive numbers separated by commas, got {_shown(text)}")
     return values
 
 
@@ -57,5 +76,5 @@ def float_range(text: str) -> tuple[float, float]:
     """ "1,2000" -> (1, 2000)"""
     values = positive_floats(text)
     if len(values) != 2 or not values[0] < values[1]:
-        raise argparse.ArgumentTypeError(f"expected two numbers, the smaller first, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected two numbers, the smaller first, got {_shown(text)}")
     return values[0], values[1]

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.args import positive_float, positive_int
+from triptych.cli.args import positive_float, positive_int, whole_number
 from triptych.cli.command import USE, Command, add_device, add_json, add_model, one_of, write_json
 from triptych.cli.info import list_voices, list_words
 from triptych.cli.results import SUFFIXES, deliver, targets_of
 from triptych.cli.unusual import printed_warnings
 from triptych.errors import UserError, did_you_mean
 from triptych.hub.directions import DIRECTIONS, GAP, Direction, direction_named
-from triptych.sample.names import PRESET_NAMES, SAMPLER_NAMES
+from triptych.sample.names import MOST_CANDIDATES, MOST_STEPS, PRESET_NAMES, SAMPLER_NAMES
 
 _BATCH = 16  # results that are generated together and written before the next ones
+_MAX_TEXT_BYTES = 1 << 20  # of a text on standard input, far more than a model takes
+_MOST_SAMPLES = 1_000_000  # of one call: each has a file with a name of its own
 _SAMPLING = ("preset", "sampler", "num_steps", "temperature", "top_p", "guidance_scale", "best_of")
 
 
@@ -50,7 +52,12 @@ examples:
     parser.add_argument("--out", metavar="FILE", help="where to write; - is standard output; several are numbered")
     parser.add_argument("--force", action="store_true", help="replace existing files")
     parser.add_argument(
-        "--num-samples", "-n", type=positive_int, default=1, metavar="N", help="with seeds SEED, SEED + 1, ..."
+        "--num-samples",
+        "-n",
+        type=whole_number(1, _MOST_SAMPLES),
+        default=1,
+        metavar="N",
+        help="with seeds SEED, SEED + 1, ...",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--box", metavar="L,T,R,B", help="infill-image: rectangle in pixels")
@@ -88,7 +95,7 @@ def add_sampling(parser: argparse.ArgumentParser, title: str) -> None:
         "--steps",
         "--num-steps",
         dest="num_steps",
-        type=positive_int,
+        type=whole_number(1, MOST_STEPS),
         metavar="N",
         help="sampler steps (default: one per token)",
     )
@@ -96,7 +103,10 @@ def add_sampling(parser: argparse.ArgumentParser, title: str) -> None:
     group.add_argument("--top-p", type=float, metavar="P")
     group.add_argument("--guidance-scale", type=float, metavar="S", help="classifier-free guidance; 1 is off")
     group.add_argument(
-        "--best-of", type=positive_int, metavar="N", help="generate N, return the one the model ranks first"
+        "--best-of",
+        type=whole_number(1, MOST_CANDIDATES),
+        metavar="N",
+        help="generate N, return the one the model ranks first",
     )
 
 
@@ -230,17 +240,24 @@ def _read(kind: str, word: str, direction: Direction, name: str) -> Any:
         if direction.name == "infill-text" and GAP not in text:
             raise UserError(f"expected a text with gaps, written {GAP}, got {text!r}.")
         return text
-    from triptych.utils.media import load_audio, load_image
+    from triptych.utils.media import MAX_INPUT_BYTES, load_audio, load_image
 
-    source = sys.stdin.buffer.read() if word == "-" else word
+    source = _stdin(MAX_INPUT_BYTES) if word == "-" else word
     return load_image(source) if kind == "image" else load_audio(source)
 
 
 def _stdin_text() -> str:
     try:
-        return sys.stdin.buffer.read().decode().rstrip("\n")
+        return _stdin(_MAX_TEXT_BYTES).decode().rstrip("\n")
     except UnicodeDecodeError:
         raise UserError("expected a text in UTF-8 on standard input.") from None
+
+
+def _stdin(limit: int) -> bytes:
+    content = sys.stdin.buffer.read(limit + 1)
+    if len(content) > limit:
+        raise UserError(f"expected at most {limit >> 20} MiB on standard input.")
+    return content
 
 
 def _numbers(text: str | None, count: int, option: str, form: str, kind: type) -> tuple[Any, ...]:

@@ -107,6 +107,7 @@ def _facts(name: str, pipe: Any) -> dict[str, Any]:
         "examples": list(limits.examples),
         "input_checks": _checks(pipe.input_checks),
         "sampling_preset": pipe.preset,
+        "sampling_changes": pipe.sampling,
         "license": pipe.license,
     }
 

@@ -7,10 +7,9 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import triptych
 from triptych.cli import (
@@ -24,8 +23,10 @@ from triptych.cli import (
     generate,
     grid,
     info,
+    paper,
     plan,
     scenes,
+    serve,
     study,
     sweep,
     tokenize,
@@ -34,15 +35,33 @@ from triptych.cli import (
     verify,
 )
 from triptych.cli.command import GROUPS, Command
+from triptych.cli.damage import printed_damage
+from triptych.cli.stopping import StopHandlers, Terminated
 from triptych.errors import UserError, did_you_mean
+from triptych.utils.arguments import check_path
+from triptych.utils.parent import follow_parent
+from triptych.utils.terminal import one_line
 
 # In the order of the overview.
-_MODULES = (demo, generate, evaluate, info, export, calibrate, completion, train, tokenize, data, tokenizers, verify)
-_MODULES += (scenes, plan, grid, fit, sweep, study)  # type: ignore[assignment]
+_MODULES = (
+    demo,
+    generate,
+    serve,
+    evaluate,
+    info,
+    export,
+    calibrate,
+    completion,
+    train,
+    tokenize,
+    data,
+    tokenizers,
+    verify,
+)
+_MODULES += (scenes, plan, grid, fit, sweep, study, paper)  # type: ignore[assignment]
 COMMANDS: dict[str, Command] = {name: command for module in _MODULES for name, command in module.COMMANDS.items()}
 
 _HELP = ("-h", "--help", "help")
-_PREEMPTED, _INTERRUPTED = 75, 130
 _EXIT_CODES = """\
 exit codes: 0 success, 2 wrong argument or configuration, 3 data, 4 checkpoint or model, 75 stopped by SIGTERM,
 130 stopped by Ctrl-C, 1 any other failure"""
@@ -137,6 +156,8 @@ def parser_of(name: str) -> _Parser:
 
 def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     """The command and the arguments of a command line."""
+    for word in filter(None, words):
+        check_path(f"the argument {word[:100]!r}", word)  # files of runs and datasets name it
     name, rest = _choose(words)
     return COMMANDS[name], parser_of(name).parse(rest)
 
@@ -144,25 +165,38 @@ def parse(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-class _Terminated(BaseException):
-    """SIGTERM or SIGUSR1 as an exception: like Ctrl-C it must pass through everything that catches errors."""
-
-
-def _raise_terminated(*_: Any) -> NoReturn:
-    raise _Terminated
-
-
 def _run(command: Command, args: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         if args.quiet:  # progress and notes go to standard error; the error of a failure is printed by `main`
             stack.enter_context(contextlib.redirect_stderr(stack.enter_context(open(os.devnull, "w"))))
+        stack.enter_context(printed_damage())
         command.run(args)
     sys.stdout.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    before = {number: signal.signal(number, _raise_terminated) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    """Run a command line, by default that of this process; returns the exit code."""
+    is_process = argv is None
+    stops = StopHandlers(until_exit=is_process)
+    code = 1
+    try:
+        if is_process:
+            follow_parent()
+        code = _main(list(sys.argv[1:] if argv is None else argv), stops)
+    except (KeyboardInterrupt, Terminated):  # while an error was printed
+        code = stops.exit_code
+    except SystemExit as end:  # of --help, or with the code of several ranks
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    finally:
+        if is_process:
+            stops.exits_with(code)
+        else:
+            stops.restore()
+    return code
+
+
+def _main(words: list[str], stops: StopHandlers) -> int:
     command = None
     try:
         if not words or words in (["-h"], ["--help"], ["help"]):
@@ -180,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run(command, args)
         return 0
     except UserError as error:
-        print(f"triptych: error: {error}", file=sys.stderr)
+        print(f"triptych: error: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output has closed it. Python would complain once more when it flushes at exit.
@@ -189,9 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         # A folder that cannot be created, a file that cannot be written: a wrong name, or a full disk.
         where = f": {error.filename}" if error.filename else ""
-        print(f"triptych: error: {error.strerror or error}{where}", file=sys.stderr)
+        print(f"triptych: error: {one_line(f'{error.strerror or error}{where}')}", file=sys.stderr)
         return UserError.exit_code
-    except (KeyboardInterrupt, _Terminated) as stop:
+    except (KeyboardInterrupt, Terminated) as stop:
         code = getattr(stop, "exit_code", None)  # a training run has said itself that and where it stopped
         if code is None:
             from triptych.training.launch import is_first_to_print
@@ -199,8 +233,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Of several ranks, one says it, and none if they are stopped because a rank has reported an error.
             if is_first_to_print("stopped", alone=True):
                 print(f"triptych: {command.when_stopped if command else 'stopped.'}", file=sys.stderr)
-            code = _PREEMPTED if isinstance(stop, _Terminated) else _INTERRUPTED
+            code = stops.exit_code
         return code
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

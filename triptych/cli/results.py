@@ -11,6 +11,7 @@ from typing import Any
 from triptych.cli.command import check_path_free
 from triptych.errors import UserError
 from triptych.hub.directions import Direction
+from triptych.utils.terminal import printable
 
 SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".webp"),
@@ -72,7 +73,8 @@ def deliver(
                 file.write(f"{part}\n")
         elif prints:
             # Beside media on standard output, a text goes to standard error.
-            print(part, file=sys.stderr if args.out == "-" and direction.output != "text" else sys.stdout, flush=True)
+            stream = sys.stderr if args.out == "-" and direction.output != "text" else sys.stdout
+            print(printable(part) if stream.isatty() else part, file=stream, flush=True)
         return {"text": part}
     if target is None:
         sys.stdout.buffer.write(_bytes_of(part))

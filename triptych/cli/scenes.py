@@ -167,6 +167,7 @@ def _tokenizers(args: argparse.Namespace) -> str:
 def _train_command(args: argparse.Namespace) -> str:
     """The command that trains on what was made, with whatever differs from the recipe's own dataset."""
     from triptych.scenes.speech import available_voices
+    from triptych.scenes.voices import SPEAKING_VOICES
 
     config = _recipe(args)
     words = ["triptych", "train", config.recipe]
@@ -177,7 +178,8 @@ def _train_command(args: argparse.Namespace) -> str:
             words.append(f"{name}={','.join(map(str, made))}")
     if _tokenizers(args) != config.tokenizers:
         words.append(f"tokenizers={_tokenizers(args)}")
-    voices = available_voices(_voices(args))
+    spoken = available_voices(_voices(args))
+    voices = tuple(name for name in SPEAKING_VOICES if name in spoken) or spoken  # as samples are made
     if config.prompts.voices and voices != config.prompts.voices:
         words.append(f"prompts.voices={','.join(voices)}")
     return shlex.join(words)

@@ -11,7 +11,8 @@ from triptych.errors import UserError
 def _describe(parser: argparse.ArgumentParser) -> None:
     parser.description = """\
 Do the runs of a planned grid, one after the other, until none is left. Several processes can share a grid, also on
-other machines that share the folder: each run is done once. A stopped run resumes from its last checkpoint.
+other machines that share the folder: each run is done once. A process that finds no free run waits for the others, and
+takes over a run whose process was killed, a minute later. A stopped run resumes from its last checkpoint.
 
 examples:
   triptych plan grid proxy --low 1e11 --high 2e13 --budgets 9 --out runs/grid
@@ -27,7 +28,6 @@ def _run(args: argparse.Namespace) -> None:
     from functools import partial
 
     from triptych.scaling.sweep import sweep
-    from triptych.utils.trials import TrialRecords
 
     options = ["--device", args.device, *(["--nproc", str(args.nproc)] if args.nproc is not None else [])]
     result = sweep(args.grid, options, partial(print, flush=True))
@@ -36,10 +36,6 @@ def _run(args: argparse.Namespace) -> None:
         raise UserError(
             f"{result.num_done} of {result.num_runs} runs are finished, {len(result.failed)} failed; {key}: {reason}."
         )
-    if result.num_done < result.num_runs:
-        others = "; ".join(TrialRecords(args.grid).workers) or "other processes"
-        print(f"{result.num_done} of {result.num_runs} runs are finished, the rest is claimed by {others}")
-        return
     print(f"all {result.num_runs} runs are finished: triptych fit {args.grid / 'records.jsonl'}")
 
 

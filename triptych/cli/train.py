@@ -132,7 +132,8 @@ def _launch(args: argparse.Namespace) -> None:
     """The same command in several processes."""
     from triptych.training.launch import launch
 
-    code = launch(_of_one_rank(args), args.nproc, args.max_restarts, args.nnodes, args.rdzv_endpoint)
+    run = args.resume or args.out or Path("runs") / Path(args.recipe).stem
+    code = launch(_of_one_rank(args), args.nproc, args.max_restarts, args.nnodes, args.rdzv_endpoint, run)
     if code:
         raise SystemExit(code)
 

@@ -81,6 +81,7 @@ def _chosen_before(out: Path, asked: dict[str, Any]) -> "RunConfig | None":
     """The configuration of a choice in this folder; an error if another run is in it."""
     from triptych.training.config import RunConfig
     from triptych.utils.config import from_json
+    from triptych.utils.json_files import read_json
 
     path = out / CHOICE
     if not path.exists():
@@ -88,7 +89,7 @@ def _chosen_before(out: Path, asked: dict[str, Any]) -> "RunConfig | None":
             raise UserError(f"{out} holds a run whose size was not chosen by --hours or --budget: use another --out.")
         return None
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         before = content["asked"]
         if before != asked:
             key = next(key for key in asked if before.get(key) != asked[key])
@@ -137,7 +138,7 @@ def _choose(
     import torch
 
     from triptych.recipes import OWN, configure
-    from triptych.scaling.choose import Chooser, Pilots, describe, read_json
+    from triptych.scaling.choose import Chooser, Pilots, describe, read_kept
     from triptych.scaling.fit_file import read_fit
     from triptych.tokenizers.bundle import TokenizerBundle
     from triptych.training.setup import need_data
@@ -157,7 +158,7 @@ def _choose(
     out.mkdir(parents=True, exist_ok=True)
     budget, measured = args.budget, out / _BUDGET
     if budget is None and measured.exists():
-        saved = read_json(measured)
+        saved = read_kept(measured)
         budget = saved.get("budget") if saved.get("asked") == asked else None
     if budget is None:
         processes = args.nproc or 1 if device.type == "cuda" else 1  # on a CPU, processes share the cores
@@ -188,12 +189,13 @@ def _compare(out: Path, say: Callable[[str], None]) -> None:
     """Predicted against reached, after the last step."""
     from triptych.training.logging import read_records
     from triptych.training.validate import MIXTURE
+    from triptych.utils.json_files import read_json
 
     records = read_records(out / "records.jsonl")
     if not any(event["kind"] == "end" for event in records):
         return
     last = [event for event in records if event["kind"] == "validation"][-1]
-    prediction = json.loads((out / CHOICE).read_text())["prediction"]
+    prediction = read_json(out / CHOICE)["prediction"]
     reached = last["nelbo"].get(MIXTURE, {}).get("nats_per_token")
     if prediction is None or reached is None:
         return

@@ -4,6 +4,7 @@ grain runs the calls. This module adds a clean end: a killed worker is an error 
 outlive their parent, and exit is silent.
 """
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -19,7 +20,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from triptych.errors import UserError
+
 T = TypeVar("T")
+
+
+class LoaderWorkerDied(UserError):
+    """A worker process of the loader ended without a result."""
+
+    exit_code = 1
+
+
+class LoaderOutOfMemory(UserError):
+    """The prefetched steps do not fit into memory."""
 
 
 class Prefetcher(Generic[T]):
@@ -32,6 +45,7 @@ class Prefetcher(Generic[T]):
     def __init__(self, make: Callable[[int], T], first: int, stop: int | None, num_workers: int, prefetch: int):
         grain = _import_grain()
         numbers = grain.MapDataset.range(first, sys.maxsize if stop is None else stop)
+        self._advice = _how_to_need_less(num_workers, prefetch)
         self._folder = _memory_folder() if num_workers else None
         if self._folder is None:
             threads = grain.ReadOptions(num_threads=min(1, prefetch), prefetch_buffer_size=prefetch)
@@ -50,16 +64,33 @@ class Prefetcher(Generic[T]):
             return result if self._folder is None else _take_file(self._folder / str(result))
         except BaseException as error:
             self.close()
-            if isinstance(error, RuntimeError) and "terminated unexpectedly" in str(error):
-                raise RuntimeError(
-                    f"a loader worker died ({error}) If memory ran out, use fewer workers or a smaller prefetch; "
-                    "exit code -7 means that a shard was truncated while it was being read."
-                ) from error
+            explained = self._explained(error)
+            if explained is not None:
+                raise explained from error
             raise
+
+    def _explained(self, error: BaseException) -> UserError | None:
+        """What a user has to know about an error that is not of `make`; None if it is."""
+        if isinstance(error, MemoryError):
+            return LoaderOutOfMemory(f"memory ran out in the data loader: {self._advice}.")
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and self._folder is not None:
+            return LoaderOutOfMemory(f"{self._folder.parent} is full of prefetched steps: {self._advice}.")
+        if not isinstance(error, RuntimeError) or "terminated unexpectedly" not in str(error):
+            return None
+        died = f"a loader worker died ({' '.join(str(error).split())})"
+        if f"exit code {-signal.SIGKILL}" in died:
+            return LoaderOutOfMemory(f"{died}, most likely because memory ran out: {self._advice}.")
+        return LoaderWorkerDied(died)
 
     def close(self) -> None:
         """Stop the workers. The iterator cannot be used afterwards."""
         self._finalize()
+
+
+def _how_to_need_less(num_workers: int, prefetch: int) -> str:
+    changes = [f"a smaller loader.prefetch (it is {prefetch})"] if prefetch else []
+    changes += [f"fewer workers (loader.num_workers is {num_workers})"] if num_workers else []
+    return f"use {' or '.join(changes or ['a smaller loader.global_batch'])}"
 
 
 def _stop(running: list[Any], folder: Path | None) -> None:
@@ -100,7 +131,7 @@ def _memory_folder() -> Path:
 
 def _prepare_worker(folder: Path, index: int, count: int) -> None:
     """Ignore signals to the process group, which the parent handles, and end when the parent ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
     def follow_parent() -> None:

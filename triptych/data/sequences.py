@@ -23,6 +23,7 @@ import numpy as np
 
 from triptych.data.shards import Shard, TokenDataset
 from triptych.errors import DataError, UserError
+from triptych.utils.arguments import check_fields
 from triptych.utils.rng import DataStream, random_bits
 from triptych.vocab import Modality, Task
 
@@ -48,6 +49,7 @@ class OpenEnds:
     """Factor on the probability for audio clips, whose fill is long."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not (0 <= self.probability <= 1 and 0 <= self.audio_share <= 1) or min(self.text, self.audio) < 0:
             raise UserError(
                 f"open_ends needs probabilities between 0 and 1 and lengths that are not negative, got {self}."

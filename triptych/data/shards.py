@@ -9,20 +9,21 @@ A dataset is a folder of one task:
                              crc32    uint32 [samples]      of the sample's bytes, split and prompt; checked on reads
                              prompts  int32 [samples]       text tokens that are given, never predicted; only if any
 
-Samples are read through a memory map, so opening a dataset is cheap and workers share the page cache.
+The tokens of a sample are read when it is needed: opening a dataset is cheap, and workers share the page cache.
 """
 
 import hashlib
 import itertools
 import json
-import mmap
+import os
 import struct
 import threading
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ from safetensors.numpy import save as to_safetensors
 from triptych.data.types import TokenSample
 from triptych.errors import DataError
 from triptych.utils.files import with_retries, write_atomically
-from triptych.vocab import Task, Vocabulary
+from triptych.utils.json_files import parse_json, read_json
+from triptych.vocab import Modality, Task, Vocabulary
 
 MANIFEST = "manifest.json"
 _DTYPES: dict[str, np.dtype] = {
@@ -40,7 +42,15 @@ _DTYPES: dict[str, np.dtype] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
 }
+_ARRAYS = {
+    "tokens": (_DTYPES["U16"], _DTYPES["U32"]),
+    "offsets": (_DTYPES["I64"],),
+    "splits": (_DTYPES["I32"],),
+    "crc32": (_DTYPES["U32"],),
+    "prompts": (_DTYPES["I32"],),
+}
 _MAX_HEADER_BYTES = 1 << 20
+_BLOCK = 4096  # samples whose ids are checked at once
 
 
 class UnreadableError(DataError):
@@ -104,7 +114,7 @@ class Manifest:
     def load(cls, folder: Path) -> "Manifest":
         path = Path(folder) / MANIFEST
         try:
-            content = json.loads(path.read_text())
+            content = read_json(path)
         except FileNotFoundError as error:
             raise DataError(
                 f"{folder} is not a finished dataset: {MANIFEST} is missing. "
@@ -128,6 +138,7 @@ class Manifest:
 def _check_types(manifest: Manifest) -> None:
     """Raise TypeError or KeyError for values that only a damaged or hand-written manifest has."""
     Task[manifest.task]
+    Vocabulary(**manifest.vocabulary)
     texts = [manifest.name, manifest.created_by, *(shard.file for shard in manifest.shards)]
     counts = [manifest.bad_samples, manifest.longest_prompted]
     counts += [n for shard in manifest.shards for n in (shard.samples, shard.tokens, shard.longest_media)]
@@ -168,22 +179,31 @@ def _checksum(record: np.ndarray, split: int, prompt: int) -> int:
 
 
 class Shard:
-    """Random access to the samples of one shard file."""
+    """Random access to the samples of one shard file. With a vocabulary, ids beyond their modality's are refused."""
 
-    def __init__(self, path: Path, task: Task):
+    def __init__(self, path: Path, task: Task, vocabulary: Vocabulary | None = None):
         self.path, self.task = path, task
-        arrays = _map_arrays(path)
+        self._num_text = self._num_media = 2**32
+        if vocabulary is not None:
+            self._num_text = vocabulary.text
+            self._num_media = 0 if task.partner is None else vocabulary.data_size(task.partner)
+        self._file = _ArrayFile(path)
+        arrays = self._file.arrays
         try:
-            self.tokens, self.offsets = arrays["tokens"], arrays["offsets"]
-            self.splits, self._crc32 = arrays["splits"], arrays["crc32"]
-            self.prompts = arrays["prompts"] if "prompts" in arrays else np.zeros(len(self.splits), np.int32)
+            self.num_tokens, self._read_tokens = arrays["tokens"].count, self._file.reader("tokens")
+            self.offsets = self._file.read("offsets")
+            self.splits, self._crc32 = self._file.read("splits"), self._file.read("crc32")
+            self.prompts = self._file.read("prompts") if "prompts" in arrays else np.zeros(len(self.splits), np.int32)
         except KeyError as error:
             raise DataError(f"{path} is not a token shard: it has no array {error}.") from error
+        for name, array in arrays.items():
+            if array.dtype not in _ARRAYS.get(name, (array.dtype,)):
+                raise DataError(f"{path} is not a token shard: its array {name!r} has the dtype {array.dtype}.")
         lengths = np.diff(self.offsets)
         consistent = (
             len(self.offsets) == len(self.splits) + 1 == len(self._crc32) + 1 == len(self.prompts) + 1
             and self.offsets[0] == 0
-            and self.offsets[-1] == len(self.tokens)
+            and self.offsets[-1] == self.num_tokens
             and bool((self.splits >= 0).all() and (lengths >= self.splits).all())
             and bool((self.prompts >= 0).all() and (lengths - self.splits >= self.prompts).all())
         )
@@ -199,25 +219,57 @@ class Shard:
         return np.diff(self.offsets)
 
     @property
+    def tokens(self) -> np.ndarray:
+        """All tokens, read from the file."""
+        return self._file.read("tokens")
+
+    @property
     def checksums(self) -> np.ndarray:
         """CRC-32 of every sample."""
         return self._crc32
 
     def __getitem__(self, index: int) -> TokenSample:
-        start, stop = self.offsets[index], self.offsets[index + 1]
-        record, split, prompt = self.tokens[start:stop], self.splits[index], int(self.prompts[index])
+        record = self._read_tokens(self.offsets.item(index), self.offsets.item(index + 1))
+        split, prompt = self.splits[index], self.prompts.item(index)
         if _checksum(record, split, prompt) != self._crc32[index]:
             raise DataError(
                 f"{self.path}: sample {index} does not match its checksum; the file was damaged after it was written. "
                 "Restore it from a copy or tokenize again."
             )
-        return TokenSample(self.task, record[:split], record[split:], prompt)
+        media, text = record[:split], record[split:]
+        self._check_ids(media, text)
+        return TokenSample(self.task, media, text, prompt)
+
+    def check_all_ids(self) -> None:
+        """Raise an error if any id of the shard is beyond its modality's."""
+        for start in range(0, len(self), _BLOCK):
+            stop = min(start + _BLOCK, len(self))
+            first, last = self.offsets.item(start), self.offsets.item(stop)
+            ends = np.repeat(
+                self.offsets[start:stop] + self.splits[start:stop], np.diff(self.offsets[start : stop + 1])
+            )
+            is_media = np.arange(first, last) < ends
+            tokens = self._read_tokens(first, last)
+            self._check_ids(tokens[is_media], tokens[~is_media])
+
+    def _check_ids(self, media: np.ndarray, text: np.ndarray) -> None:
+        """Larger ids would fall into the range of another modality."""
+        for ids, count, modality in (
+            (media, self._num_media, self.task.partner),
+            (text, self._num_text, Modality.TEXT),
+        ):
+            if len(ids) and ids.max() >= count:
+                what = "media" if modality is None else modality.name.lower()
+                raise DataError(
+                    f"{self.path} has the {what} id {ids.max()}, but its vocabulary has {count} of them. The file was "
+                    "not written by Triptych, or its manifest is of other tokenizers: tokenize again."
+                )
 
 
 class _OpenShards:
     """LRU cache of the shards that are open in this process, over all datasets.
 
-    An open shard holds a memory map and a file descriptor, of which a process may have about a thousand.
+    An open shard holds a file descriptor, of which a process may have about a thousand, and 24 bytes per sample.
     """
 
     def __init__(self, max_open: int):
@@ -272,11 +324,13 @@ class TokenDataset:
         path = self.folder / info.file
         if path.parent != self.folder:
             raise DataError(f"{self.folder / MANIFEST} names a shard outside its folder: {info.file!r}.")
-        shard = with_retries(lambda: Shard(path, self.task), UnreadableError)
-        if len(shard) != info.samples or len(shard.tokens) != info.tokens:
+        if path.is_symlink():
+            raise DataError(f"{path} is a link. A shard is a file of its dataset: copy it here, or link the folder.")
+        shard = with_retries(lambda: Shard(path, self.task, self.vocabulary), UnreadableError)
+        if len(shard) != info.samples or shard.num_tokens != info.tokens:
             raise DataError(
                 f"{path} does not match {MANIFEST}: "
-                f"it holds {len(shard)} samples and {len(shard.tokens)} tokens, not {info.samples} and {info.tokens}."
+                f"it holds {len(shard)} samples and {shard.num_tokens} tokens, not {info.samples} and {info.tokens}."
             )
         longest = int(shard.lengths[shard.prompts > 0].max(initial=0)) if shard.prompts.any() else 0
         if longest > self.manifest.longest_prompted:
@@ -309,7 +363,7 @@ class TokenDataset:
                 if actual != info.sha256:
                     problems.append(f"{path}: SHA-256 is {actual[:12]}..., the manifest says {info.sha256[:12]}...")
                 else:
-                    self.shard(number)
+                    self.shard(number).check_all_ids()
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}")
             except DataError as error:
@@ -348,38 +402,100 @@ def find_dataset_folders(folders: Sequence[str]) -> tuple[str, ...]:
 def _is_manifest(path: Path) -> bool:
     """Whether this is the manifest of a dataset; checkpoints have files of the same name."""
     try:
-        return json.loads(path.read_text()).get("format") == "triptych-shards"
+        return read_json(path).get("format") == "triptych-shards"
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def _map_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Memory-map the arrays of a safetensors file, after checking every number of its header."""
-    try:
-        file_bytes = path.stat().st_size
-        with open(path, "rb") as file:
-            (header_bytes,) = struct.unpack("<Q", file.read(8))
-            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - 8):
-                raise ValueError(f"header of {header_bytes} bytes")
-            header = json.loads(file.read(header_bytes))
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        arrays: dict[str, np.ndarray] = {}
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            dtype = _DTYPES[entry["dtype"]]
-            (start, stop), shape = entry["data_offsets"], entry["shape"]
-            if len(shape) != 1 or not 0 <= start <= stop or stop - start != shape[0] * dtype.itemsize:
-                raise ValueError(f"array {name!r} does not match its shape")
-            if 8 + header_bytes + stop > file_bytes:
-                raise ValueError("the file is truncated")
-            arrays[name] = np.frombuffer(mapped, dtype, shape[0], 8 + header_bytes + start)
-        return arrays
-    except FileNotFoundError as error:
-        raise UnreadableError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
-    except OSError as error:
-        raise UnreadableError(f"{path} cannot be read ({error.strerror}). Is the file system mounted?") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not a readable token shard ({error}). Restore it from a copy or tokenize again."
-        ) from error
+@dataclass(frozen=True)
+class _Array:
+    """Where an array lies in a file."""
+
+    dtype: np.dtype
+    count: int
+    start: int
+    """Byte of the file."""
+
+
+class _ArrayFile:
+    """The arrays of a safetensors file, every number of whose header was checked.
+
+    They are read by system calls, not through a memory map: a map of a file that is truncated or fails later kills the
+    process by SIGBUS, without a word.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for its writer
+            weakref.finalize(self, os.close, self._handle)
+            self.arrays = _read_header(self._handle)
+        except FileNotFoundError as error:
+            raise UnreadableError(f"{path} is missing. Restore it from a copy or tokenize again.") from error
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(
+                f"{path} is not a readable token shard ({error}). Restore it from a copy or tokenize again."
+            ) from error
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole array."""
+        return self.reader(name)(0, self.arrays[name].count)
+
+    def reader(self, name: str) -> Callable[[int, int], np.ndarray]:
+        """A function that reads the values of an array from a number to another."""
+        array, handle, read_bytes = self.arrays[name], self._handle, os.pread
+        dtype, size, start, from_bytes = array.dtype, array.dtype.itemsize, array.start, np.frombuffer
+
+        def read(first: int, last: int) -> np.ndarray:
+            num_bytes = (last - first) * size
+            try:
+                content = read_bytes(handle, num_bytes, start + first * size)
+            except OSError:
+                content = b""
+            if len(content) != num_bytes:
+                content = self._read_again(num_bytes, start + first * size)
+            return from_bytes(content, dtype)
+
+        return read
+
+    def _read_again(self, num_bytes: int, start: int) -> bytes:
+        """For reads of more than two GB, which take several calls, and for those that failed."""
+        parts: list[bytes] = []
+        while (missing := num_bytes - sum(map(len, parts))) > 0:
+            try:
+                part = with_retries(partial(os.pread, self._handle, missing, start + num_bytes - missing), OSError)
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
+            if not part:
+                raise DataError(
+                    f"{self.path} was truncated after it was opened. Restore it from a copy or tokenize again."
+                )
+            parts.append(part)
+        return b"".join(parts)
+
+
+def _unreadable(path: Path, error: OSError) -> UnreadableError:
+    return UnreadableError(f"{path} cannot be read ({error.strerror}). Is the file system mounted?")
+
+
+def _read_header(handle: int) -> dict[str, _Array]:
+    """Where the arrays of a safetensors file lie."""
+    file_bytes = os.fstat(handle).st_size
+    (header_bytes,) = struct.unpack("<Q", os.pread(handle, 8, 0))
+    if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - 8):
+        raise ValueError(f"header of {header_bytes} bytes")
+    header = parse_json(os.pread(handle, header_bytes, 8))
+    arrays = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype = _DTYPES[entry["dtype"]]
+        (start, stop), shape = entry["data_offsets"], entry["shape"]
+        if len(shape) != 1 or not 0 <= start <= stop or stop - start != shape[0] * dtype.itemsize:
+            raise ValueError(f"array {name!r} does not match its shape")
+        if 8 + header_bytes + stop > file_bytes:
+            raise ValueError("the file is truncated")
+        arrays[name] = _Array(dtype, shape[0], 8 + header_bytes + start)
+    return arrays

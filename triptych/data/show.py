@@ -12,6 +12,7 @@ from rich.text import Text
 from triptych.data.shards import MANIFEST, TokenDataset
 from triptych.errors import DataError, UserError
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.terminal import printable
 from triptych.vocab import Modality, Task
 
 _BAR_WIDTH = 30
@@ -42,7 +43,7 @@ def show(
         console.print(_facts(dataset))
         console.print(*_histogram(dataset.lengths), sep="\n", markup=False, highlight=False)
         for line in _examples(dataset, examples, tokenizers):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
         console.print()
 
 
@@ -107,7 +108,9 @@ def open_tokenizers(dataset: TokenDataset, source: str | None = None) -> Tokeniz
 
 def _facts(dataset: TokenDataset) -> Table:
     manifest, lengths, vocabulary = dataset.manifest, dataset.lengths, dataset.vocabulary
-    table = Table(title=Text(manifest.name), title_justify="left", show_header=False, box=None, title_style="bold")
+    table = Table(
+        title=Text(printable(manifest.name)), title_justify="left", show_header=False, box=None, title_style="bold"
+    )
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     rows: dict[str, Any] = {
@@ -125,7 +128,7 @@ def _facts(dataset: TokenDataset) -> Table:
         "made by": manifest.created_by,
     }
     for name, value in rows.items():
-        table.add_row(name, Text(str(value)))
+        table.add_row(name, Text(printable(str(value))))
     return table
 
 

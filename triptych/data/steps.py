@@ -11,10 +11,12 @@ from triptych.data.pack import Packed, Placement, RowLayout, check_at_least
 from triptych.data.sequences import NO_OPEN_ENDS, PAIR_SPECIALS, OpenEnds, SequenceSource
 from triptych.data.types import Batch
 from triptych.errors import UserError
+from triptych.utils.arguments import check_fields
 from triptych.vocab import NOT_A_MODALITY, Modality, Task, Vocabulary
 
 _SOURCE_SHIFT = 40  # a sample id is the number of the dataset, then 40 bits of index
 _MIN_SEQ_LEN = 8
+_MOST = {"seq_len": 2**24, "global_batch": 2**24, "num_workers": 1024, "prefetch": 65_536}
 MaskTextEos = Literal["packed", "all", "none"]
 
 
@@ -45,6 +47,9 @@ class LoaderConfig:
     held_out: float = 0.0
     """Share of the sequences of every dataset, chosen by a hash of their content, that is never trained on; without
     validation_data, it is validated on. Needs document_attention for text."""
+    unique_sequences: int | None = None
+    """Train on this many different sequences only, in the shares of the mixture, over and over; None for all data.
+    Needs document_attention for text."""
     seed: int = 0
     """Seed of shuffling, text windows and EOS fill."""
     num_workers: int = 0
@@ -55,9 +60,13 @@ class LoaderConfig:
     workers, 0 turns prefetching off."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_at_least(_MIN_SEQ_LEN, seq_len=self.seq_len)
         check_at_least(1, global_batch=self.global_batch)
         check_at_least(0, num_workers=self.num_workers, prefetch=self.prefetch, seed=self.seed)
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise UserError(f"{name} must be at most {most:,}, got {getattr(self, name):,}.")
         if not isinstance(self.layout, RowLayout):
             raise UserError(f"layout must be Padded(), Packed() or Grouped(), got {self.layout!r}.")
         if self.seed >= 2**63:
@@ -68,6 +77,8 @@ class LoaderConfig:
             raise UserError(f"p_subsample must be between 0 and 1, got {self.p_subsample!r}.")
         if not 0 <= self.held_out < 1:
             raise UserError(f"held_out must be at least 0 and below 1, got {self.held_out!r}.")
+        if self.unique_sequences is not None:
+            check_at_least(1, unique_sequences=self.unique_sequences)
         if self.mask_text_eos not in ("packed", "all", "none"):
             raise UserError(f"mask_text_eos must be 'packed', 'all' or 'none', got {self.mask_text_eos!r}.")
         if self.open_ends.probability and max(self.open_ends.text, self.open_ends.audio) + PAIR_SPECIALS > self.seq_len:

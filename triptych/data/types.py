@@ -32,6 +32,17 @@ class RawSample:
         is_apart = not self.prompt or self.prompt[-1].isspace() or self.text[:1].isspace()
         return self.text if is_apart else f" {self.text}"
 
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the text and the prompt in UTF-8."""
+        texts = (self.text, self.prompt)
+        return sum(len(each) if each.isascii() else len(each.encode(errors="surrogatepass")) for each in texts)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the sample holds in memory until it is encoded."""
+        return self.text_bytes + (len(self.media) if isinstance(self.media, bytes) else 0)
+
 
 @dataclass(frozen=True)
 class TokenSample:

@@ -20,6 +20,7 @@ from torch import Tensor
 from triptych.data.types import Batch
 from triptych.diffusion.schedule import Linear, Schedule, TimeRange, complement_weight, time_range
 from triptych.errors import UserError
+from triptych.utils.arguments import check_fields
 from triptych.utils.rng import CorruptStream, permute, random_bits, to_uniform
 from triptych.vocab import Modality, Vocabulary
 
@@ -50,6 +51,7 @@ class CorruptConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.time_mode not in ("shared", "per_modality"):
             raise UserError(f"time_mode must be 'shared' or 'per_modality', got {self.time_mode!r}.")
         if min(self.p_one_sided, self.p_prompt_masked) < 0 or self.p_one_sided + self.p_prompt_masked > 1:

@@ -14,6 +14,7 @@ from triptych.hub.pipeline import Pipeline
 from triptych.scenes.exam import ExamResult
 from triptych.scenes.exam import evaluate as evaluate_scenes
 from triptych.training.logging import environment
+from triptych.utils.arguments import checked
 
 
 @overload
@@ -31,6 +32,7 @@ def evaluate(
     progress: Progress | None = None,
     **options: Any,
 ) -> EvaluationResult: ...
+@checked
 def evaluate(model: Pipeline | str | Path, suite: str = SCENES, **options: Any) -> ExamResult | EvaluationResult:
     """Evaluate a model.
 

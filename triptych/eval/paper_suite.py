@@ -48,11 +48,11 @@ def paper_jobs(
         raise DataError(f"{folder} has none of the folders {', '.join(FOLDERS)}.")
     jobs = []
     if TEXT in there:
-        jobs.append(Job("text", settings_of("text", {"data": folder / TEXT, **given.get("text", {})})))
+        jobs.append(Job("text", settings_of("text", {"data": str(folder / TEXT), **given.get("text", {})})))
     images = [name for name in IMAGES if name in there]
     for number, name in enumerate(images or [""]):
         values: dict[str, Any] = dict(given.get("image", {}))
-        values |= {"data": folder / name} if name else {}
+        values |= {"data": str(folder / name)} if name else {}
         values |= {"geneval": None} if number else {}  # once is enough
         jobs.append(Job("image", settings_of("image", values)))
     for name in SPEECH:

@@ -6,7 +6,6 @@ pickle files are not loaded.
 
 import hashlib
 import importlib.metadata
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 from triptych.errors import CheckpointError, UserError, require
 from triptych.eval.metrics import file_sha256
 from triptych.hub.source import HUB_PREFIX
+from triptych.utils.json_files import read_json
 
 _WEIGHTS = "model.safetensors"
 _FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # what is downloaded
@@ -51,7 +51,7 @@ def find_pretrained(source: str | Path, kinds: tuple[str, ...], purpose: str) ->
             raise UserError(f"{purpose}: there is no folder {str(source)!r}; give a folder, or OWNER/NAME on the hub.")
         folder = download(text, _FILES, f"{purpose}: {text}")
     try:
-        model_type = str(json.loads((folder / "config.json").read_text())["model_type"])
+        model_type = str(read_json(folder / "config.json")["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{purpose}: {folder} has no config.json of a transformers model ({error!r}).") from error
     if kinds and model_type not in kinds:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.hub.pipeline import Pipeline
+from triptych.utils.json_lines import parse_line, to_line
 from triptych.utils.locks import FolderLock
 from triptych.utils.workers import map_in_order
 
@@ -29,7 +30,7 @@ _LINE_SECONDS = 5.0  # between two lines of progress
 
 def model_fingerprint(pipe: Pipeline) -> str:
     """SHA-256 of what the results of a model depend on: weights, tokenizers, limits, and its sampling preset."""
-    settings = [pipe.bundle.fingerprints, asdict(pipe.limits), pipe.preset]
+    settings = [pipe.bundle.fingerprints, asdict(pipe.limits), pipe.preset, *filter(None, [pipe.sampling])]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(pipe.model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -64,7 +65,7 @@ class RecordStore:
     def add(self, part: str, new: Sequence[Record]) -> None:
         if self.folder is not None:
             with open(self._path(part), "a") as file:
-                file.write("".join(json.dumps(record) + "\n" for record in new))
+                file.write("".join(map(to_line, new)))
         self.of(part).extend(new)
 
     @property
@@ -102,9 +103,9 @@ def _read(path: Path) -> tuple[list[Record], bool]:
     content = path.read_bytes()
     for line in content.split(b"\n")[:-1]:
         try:
-            record = json.loads(line)
-            is_damaged = not isinstance(record, dict) or "seconds" not in record
-        except (ValueError, RecursionError):
+            record = parse_line(line)
+            is_damaged = "seconds" not in record
+        except ValueError:
             is_damaged = True
         if is_damaged:
             break

@@ -24,6 +24,7 @@ from triptych.eval.scores import Score
 from triptych.hub.pipeline import Pipeline
 from triptych.hub.source import BUILTIN_MODELS, HUB_PREFIX
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import parse_json
 from triptych.utils.locks import lock_file
 
 RESULTS = "results.jsonl"
@@ -382,18 +383,14 @@ def _settles(entry: Entry, missing: MissingEntry) -> bool:
 def _parse(line: str) -> Entry | MissingEntry | None:
     """What a line holds, or None if it is damaged."""
     try:
-        content = json.loads(line, parse_constant=_no_number)
+        content = parse_json(line, allow_nan=False)
         if content["kind"] == "missing":
             return MissingEntry.from_json(content)
         entry = Entry.from_json(content)
         numbers = [entry.score.value, *(number for pair in entry.result.samples or () for number in pair)]
         return entry if all(map(math.isfinite, numbers)) else None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError):
         return None
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
 
 
 def folder_for(model: ModelInfo, root: Path = DEFAULT_ROOT) -> Path:

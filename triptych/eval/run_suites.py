@@ -16,6 +16,7 @@ from triptych.eval.scores import Score
 from triptych.eval.suite import Evaluation, ModelSource, Outcomes
 from triptych.eval.suites import suite_named
 from triptych.hub.pipeline import Pipeline
+from triptych.utils.arguments import checked
 
 RECORDS = "records"
 
@@ -96,6 +97,7 @@ class EvaluationResult:
         return self.table
 
 
+@checked
 def run_suites(
     model: str | Path | Pipeline,
     jobs: Sequence[Job],

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from triptych.errors import UserError, did_you_mean
 from triptych.eval.suite import Suite
+from triptych.utils.arguments import check_values
 
 
 def _text() -> tuple[Suite, type]:
@@ -45,4 +46,5 @@ def settings_of(name: str, values: dict[str, Any]) -> Any:
     for key in values:
         if key not in known:
             raise UserError(f"the suite {name!r} has no setting {key!r}.{did_you_mean(key, known)}")
+    check_values(values, get_type_hints(kind))
     return kind(**values)

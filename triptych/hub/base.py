@@ -14,7 +14,7 @@ from triptych.hub.format import DtypeName, Limits, SavedModel, torch_dtype, writ
 from triptych.hub.input_checks import InputCheck, InputChecks
 from triptych.hub.inputs import Inputs
 from triptych.hub.items import for_each
-from triptych.hub.keywords import check_preset, refuse_keywords, sampling_config, seeds_of
+from triptych.hub.keywords import check_own_sampling, check_preset, refuse_keywords, sampling_config, seeds_of
 from triptych.hub.load import load_model
 from triptych.hub.measures import Measures
 from triptych.hub.requests import Request, Requests, check_length
@@ -25,6 +25,7 @@ from triptych.sample.canvas import Canvas, Span
 from triptych.sample.config import SamplingConfig, Use
 from triptych.sample.generate import generate
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.arguments import checked, shown
 from triptych.utils.device import resolve_device
 from triptych.utils.media import Audio, AudioLike, ImageLike
 from triptych.vocab import Modality, Vocabulary
@@ -48,6 +49,7 @@ class BasePipeline:
         license: str | None = None,
         input_checks: InputChecks | None = None,
         check_inputs: bool = True,
+        sampling: Mapping[str, Mapping[str, Any]] | None = None,
     ):
         if model.vocabulary != bundle.vocabulary:
             raise CheckpointError(
@@ -56,6 +58,8 @@ class BasePipeline:
         self.model, self.bundle, self.limits = model.eval(), bundle, limits
         self.preset, self.card, self.license = preset, card, license
         check_preset(preset)
+        self.sampling = dict(sampling or {})
+        check_own_sampling(preset, self.sampling)
         self._checker = InputChecker(Measures(self.model, bundle, limits), input_checks, check_inputs)
         self._inputs = Inputs(bundle, limits, self._checker)
         self._requests = Requests(self._inputs)
@@ -129,6 +133,8 @@ class BasePipeline:
             pipe = Pipeline.from_pretrained("runs/mine", device="cuda", dtype="bfloat16")
         """
         refuse_keywords(unknown, ("device", "dtype", "check_inputs", "revision", "cache_dir", "token"))
+        if not isinstance(source, str | Path):
+            raise UserError(f"a model is a name or a folder, got {shown(source)}.")
         precision, place = torch_dtype(dtype), resolve_device(device)
         saved = load_model(source, revision=revision, cache_dir=cache_dir, token=token)
         pipe = cls(
@@ -140,10 +146,12 @@ class BasePipeline:
             license=saved.license,
             input_checks=saved.input_checks,
             check_inputs=check_inputs,
+            sampling=saved.sampling,
         )
         pipe.model.to(device=place, dtype=precision)
         return pipe
 
+    @checked
     def save_pretrained(
         self, folder: str | Path, *, dtype: DtypeName | None = None, builtin_tokenizers: str | None = None
     ) -> Path:
@@ -155,11 +163,19 @@ class BasePipeline:
             pipe.save_pretrained("models/mine", dtype="float16")
         """
         saved = SavedModel(
-            self.model, self.bundle, self.limits, self.preset, self.card, self.license, self.input_checks
+            self.model,
+            self.bundle,
+            self.limits,
+            self.preset,
+            self.card,
+            self.license,
+            self.input_checks,
+            self.sampling,
         )
         write_model(Path(folder), saved, dtype=dtype, builtin_tokenizers=builtin_tokenizers)
         return Path(folder)
 
+    @checked
     def push_to_hub(
         self, name: str, *, dtype: DtypeName | None = None, private: bool = False, token: str | bool | None = None
     ) -> str:
@@ -187,8 +203,8 @@ class BasePipeline:
 
             pipe.check_text("a cat and a dog", beside="image").is_unusual
         """
-        if beside not in (None, "image", "audio"):
-            raise UserError(f"beside must be None, image or audio, got {beside!r}.")
+        if beside is not None and (not isinstance(beside, str) or beside not in ("image", "audio")):
+            raise UserError(f"beside must be None, image or audio, got {shown(beside)}.")
         return for_each(lambda each: self._checker.text(*self._inputs.encoded_text(each), beside), text)
 
     @overload
@@ -219,6 +235,7 @@ class BasePipeline:
 
     # -- any canvas ---------------------------------------------------------------------------------------------------
 
+    @checked
     def fill(
         self,
         canvases: Sequence[Canvas],
@@ -237,14 +254,21 @@ class BasePipeline:
             check_length(canvas, self.limits)
         return generate(self.model, canvases, config, seeds, device=self.device, callback=callback)
 
+    @checked
     def decode(self, span: Span) -> str | Image.Image | Audio:
         """The text, image or audio of a finished span."""
         return self.bundle[span.modality].decode([span.ids])[0]
 
+    @checked
     def sampling_config(self, target: Modality, use: Use | None = None, **sampling: Any) -> SamplingConfig:
-        """What the given arguments mean for a target: the preset with these fields changed."""
+        """What the given arguments mean for a target: the preset with these fields changed.
+
+        The model's own changes to its preset apply unless a preset is named.
+        """
         preset = sampling.pop("preset", None)
-        return sampling_config(self.preset if preset is None else preset, target, use, sampling)
+        if preset is not None:
+            return sampling_config(preset, target, use, sampling)
+        return sampling_config(self.preset, target, use, sampling, self.sampling)
 
     def _make(self, requests: Request | list[Request], sampling: Mapping[str, Any]) -> Any:
         """Fill the canvases of requests and read the results; one for one, a list for a list."""

@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from triptych.errors import UserError
+from triptych.utils.arguments import shown
 from triptych.utils.media import WHITE
 
 Box = tuple[int, int, int, int]
@@ -20,7 +21,8 @@ def check_box(box: Sequence[int], size: tuple[int, int]) -> Box:
     """A box that lies within an image of this width and height."""
     is_box = isinstance(box, Sequence) and len(box) == 4 and all(isinstance(side, int | np.integer) for side in box)
     if not (is_box and 0 <= box[0] < box[2] <= size[0] and 0 <= box[1] < box[3] <= size[1]):
-        raise UserError(f"the box must be left, top, right, bottom within {size[0]} x {size[1]} pixels, got {box!r}.")
+        within = f"{size[0]} x {size[1]} pixels"
+        raise UserError(f"the box must be left, top, right, bottom within {within}, got {shown(box)}.")
     left, top, right, bottom = map(int, box)
     return left, top, right, bottom
 
@@ -42,6 +44,14 @@ def touched_codes(box: Box, width: int, side: int) -> np.ndarray:
     return codes
 
 
+def masked_codes(mask: np.ndarray, side: int) -> np.ndarray:
+    """[side, side] bool: the codes of a square image that the pixels of `mask` [width, width] touch."""
+    first = np.arange(side) * len(mask) // side
+    past = -(-np.arange(1, side + 1) * len(mask) // side)
+    rows = np.stack([mask[low:high].any(0) for low, high in zip(first, past)])
+    return np.stack([rows[:, low:high].any(1) for low, high in zip(first, past)], axis=1)
+
+
 def code_of_pixel(width: int, side: int) -> np.ndarray:
     """[width] the column (or row) of codes that each pixel of a square image belongs to, by the pixel's centre."""
     return (2 * np.arange(width) + 1) * side // (2 * width)
@@ -55,6 +65,9 @@ def pixels_of_codes(low: int, high: int, width: int, side: int) -> tuple[int, in
 
 def repainted_box(size: tuple[int, int], box: Sequence[int], side: int) -> Box:
     """The pixels that belong to the codes a box touches, in an image of (width, height) and `side` codes a side."""
+    is_size = isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
+    if not is_size:
+        raise UserError(f"the size must be a width and a height in pixels, got {shown(size)}.")
     box, longest = check_box(box, size), max(size)
     edges = []
     for low, high, length in ((box[0], box[2], size[0]), (box[1], box[3], size[1])):

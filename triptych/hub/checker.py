@@ -3,7 +3,9 @@
 import hashlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 from PIL import Image
@@ -15,6 +17,7 @@ from triptych.hub.measures import Measures
 from triptych.utils.media import Audio
 
 _EXCERPT = 50  # characters of a text in a message
+_collected: ContextVar[list[InputCheck] | None] = ContextVar("collected", default=None)
 _REMEMBERED = 64  # checks of the latest inputs: several samples of one input are checked once
 
 
@@ -73,9 +76,23 @@ class InputChecker:
         return check
 
 
+@contextmanager
+def collect_checks() -> Iterator[list[InputCheck]]:
+    """Collect the checks of this thread's inputs instead of warning about them."""
+    checks: list[InputCheck] = []
+    token = _collected.set(checks)
+    try:
+        yield checks
+    finally:
+        _collected.reset(token)
+
+
 def _warn(check: InputCheck) -> None:
     """Warn at the line that called the package."""
-    if check.is_unusual:
+    collected = _collected.get()
+    if collected is not None:
+        collected.append(check)
+    elif check.is_unusual:
         level, frame = 1, sys._getframe()
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("triptych."):
             level, frame = level + 1, frame.f_back

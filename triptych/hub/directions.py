@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triptych.errors import UserError, did_you_mean
+from triptych.utils.arguments import shown
 
 Kind = Literal["text", "image", "audio"]
 
@@ -150,8 +151,8 @@ def direction_for(
 
     `region` is "box" or "interval" if one is given; `has_gap` says that the text contains a gap.
     """
-    if output not in ("text", "image", "audio"):
-        raise UserError(f"output must be text, image or audio, got {output!r}.")
+    if not isinstance(output, str) or output not in ("text", "image", "audio"):
+        raise UserError(f"output must be text, image or audio, got {shown(output)}.")
     fills_text = output == "text" and has_gap
     for direction in DIRECTIONS.values():
         needed = {kind for each in direction.inputs if each.required for kind in each.kinds}

@@ -7,7 +7,8 @@ from typing import Any
 from triptych.errors import CheckpointError, UserError
 from triptych.hub.card import write_card
 from triptych.hub.format import Limits, SavedModel
-from triptych.model.transformer import ModelConfig, Transformer
+from triptych.hub.weights import model_with_weights
+from triptych.model.transformer import ModelConfig
 from triptych.recipes import recipe
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training import checkpoint as ckpt
@@ -23,16 +24,21 @@ def model_of_run(folder: Path, *, license: str | None = None) -> SavedModel:
         raise CheckpointError(f"{folder} holds no checkpoint yet; train it first, or name a saved model.")
     checkpoint = ckpt.load(checkpoints[-1], "model", "ema")
     state = checkpoint.state
-    config = _current_config(state["config"])
-    bundle = TokenizerBundle.load(config["tokenizers"])
-    if state["vocabulary"] != bundle.vocabulary.fingerprint or state["tokenizers"] != bundle.fingerprints:
+    try:
+        config = _current_config(state["config"])
+        shape = ModelConfig(**with_current_model_keys(state.get("shape", config["model"])))
+        limits = Limits.of_run(config)
+        bundle = TokenizerBundle.load(config["tokenizers"])
+        is_same = state["vocabulary"] == bundle.vocabulary.fingerprint and state["tokenizers"] == bundle.fingerprints
+        _ = config["sampling_preset"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoints[-1]} does not hold the state of a run ({error!r}).") from error
+    if not is_same:
         raise CheckpointError(
             f"{checkpoints[-1]} was trained with another vocabulary or other tokenizers than {config['tokenizers']!r}."
         )
-    shape = with_current_model_keys(state.get("shape", config["model"]))
-    model = Transformer(ModelConfig(**shape), bundle.vocabulary)
-    model.load_state_dict(checkpoint.part("ema") or checkpoint.part("model"))
-    limits = Limits.of_run(config)
+    weights = checkpoint.part("ema") or checkpoint.part("model")
+    model = model_with_weights(checkpoints[-1], shape, bundle.vocabulary, weights)
     card = write_card(folder, checkpoint.step, model, limits, license)
     return SavedModel(model, bundle, limits, config["sampling_preset"], card, license)
 

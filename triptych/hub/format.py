@@ -1,37 +1,51 @@
 """How a model is stored: a folder with weights, configuration, tokenizers and model card, without pickle.
 
 model.safetensors   float32, or float16 or bfloat16 at half the size
-config.json         shape, limits, sampling preset, licence, fingerprints of vocabulary and tokenizers, input checks
+config.json         shape, limits, sampling preset and changes to it, licence, input checks, fingerprints of vocabulary
+                    and tokenizers, and the size and SHA-256 of every other file, which are compared when the model is
+                    loaded
 tokenizers/         as `TokenizerBundle` saves them; built-in models name built-in tokenizers instead
 README.md           the model card
 """
 
-import json
 import shutil
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from triptych.data.sequences import PAIR_SPECIALS
-from triptych.errors import CheckpointError, UserError, did_you_mean
+from triptych.errors import CheckpointError, DamageWarning, UserError, did_you_mean
 from triptych.hub.input_checks import InputChecks
+from triptych.hub.integrity import (
+    CARD,
+    TOKENIZERS,
+    WEIGHTS,
+    check_config,
+    check_files,
+    has_checksums,
+    read_raw_config,
+    write_checksums,
+    write_config,
+)
+from triptych.hub.keywords import check_own_sampling
 from triptych.hub.source import CONFIG, is_run
+from triptych.hub.weights import read_weights
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
-from triptych.utils.files import write_atomically
+from triptych.utils.arguments import shown
 from triptych.utils.legacy import with_current_model_keys
 from triptych.utils.voice_request import check_voices
-from triptych.vocab import Vocabulary
 
 DtypeName = Literal["float32", "float16", "bfloat16"]
 """Precisions that weights are stored and computed in."""
 
-WEIGHTS, _CARD, _TOKENIZERS = "model.safetensors", "README.md", "tokenizers"
-_INPUT_CHECKS = "input_checks"  # key of config.json
+_INPUT_CHECKS, _SAMPLING = "input_checks", "sampling"  # keys of config.json
+_MAX_LENGTH = 2**24  # tokens of a sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +72,15 @@ class Limits:
     """Prompts that suit the model, for model cards and `triptych info`."""
 
     def __post_init__(self) -> None:
+        for name in ("seq_len", "text_slot", "audio_slot"):
+            value = getattr(self, name)
+            if value is None and name != "seq_len":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MAX_LENGTH:
+                raise UserError(f"{name} of a model must be a whole number from 1 to {_MAX_LENGTH}, got {value!r}.")
+        for name in ("caption_prompt", "transcript_prompt", "voice_request"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"{name} of a model must be a text, got {getattr(self, name)!r}.")
         for name in ("words", "voices", "examples"):
             if not all(isinstance(each, str) for each in getattr(self, name)):
                 raise UserError(f"{name} of a model must be texts, got {getattr(self, name)!r}.")
@@ -103,14 +126,16 @@ class SavedModel:
     """SPDX identifier or name of the licence of the weights; None if the maker has not chosen one."""
     input_checks: InputChecks | None = None
     """Validation distributions of inputs; None before `triptych calibrate`."""
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Changes to the sampling preset, by name of the modality ("image") or use ("caption")."""
 
 
 def torch_dtype(name: str | torch.dtype) -> torch.dtype:
     """The torch dtype of one of the names in `DtypeName`; a torch dtype of such a name is taken as it is."""
     if isinstance(name, torch.dtype):
         name = str(name).removeprefix("torch.")
-    if name not in get_args(DtypeName):
-        raise UserError(f"unknown dtype {name!r}.{did_you_mean(name, list(get_args(DtypeName)))}")
+    if not isinstance(name, str) or name not in get_args(DtypeName):
+        raise UserError(f"unknown dtype {shown(name)}.{did_you_mean(shown(name), list(get_args(DtypeName)))}")
     return getattr(torch, name)
 
 
@@ -132,9 +157,9 @@ def write_model(
         if builtin is None or TokenizerBundle.load(builtin).fingerprints != saved.bundle.fingerprints:
             raise UserError(f"the model was not trained with built-in tokenizers of the name {builtin_tokenizers!r}.")
     folder.mkdir(parents=True, exist_ok=True)
-    if saved.bundle.folder is None or saved.bundle.folder.resolve() != (folder / _TOKENIZERS).resolve():
-        shutil.rmtree(folder / _TOKENIZERS, ignore_errors=True)  # of a model that was saved here before
-    (folder / _CARD).unlink(missing_ok=True)
+    if saved.bundle.folder is None or saved.bundle.folder.resolve() != (folder / TOKENIZERS).resolve():
+        shutil.rmtree(folder / TOKENIZERS, ignore_errors=True)  # of a model that was saved here before
+    (folder / CARD).unlink(missing_ok=True)
     save_file(weights, folder / WEIGHTS)
     (folder / WEIGHTS).chmod(0o644)  # safetensors writes for the owner only
     config = {
@@ -149,85 +174,126 @@ def write_model(
     }
     if saved.input_checks is not None:
         config[_INPUT_CHECKS] = saved.input_checks.as_json
+    if saved.sampling:
+        config[_SAMPLING] = {name: dict(changes) for name, changes in saved.sampling.items()}
     if builtin_tokenizers is not None:
         config["builtin_tokenizers"] = builtin_tokenizers
     else:
-        saved.bundle.save(folder / _TOKENIZERS)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        saved.bundle.save(folder / TOKENIZERS)
     if saved.card is not None:
-        (folder / _CARD).write_text(saved.card)
+        (folder / CARD).write_text(saved.card)
+    write_checksums(folder, config)
 
 
 def read_model(folder: Path) -> SavedModel:
-    """Read a folder; parts that do not fit together are refused."""
+    """Read a folder; damaged files, and parts that do not fit together, are refused."""
     config = read_config(folder)
+    check_files(folder, config)
+    if not has_checksums(config):
+        warnings.warn(
+            f"{folder} has no checksums, because an earlier version saved it: damage cannot be noticed. Add them with "
+            f"`triptych verify {folder} --update`.",
+            DamageWarning,
+            stacklevel=2,
+        )
+    return _read_parts(folder, config)
+
+
+def verify_model(folder: Path) -> list[str]:
+    """Compare all that can be compared, the tokenizers' weights too; returns what is no damage, but worth a note."""
+    config = read_config(folder)
+    card_is_saved_one = check_files(folder, config)
+    _read_parts(folder, config).bundle.verify()
+    return [] if card_is_saved_one else [f"{CARD} was edited after the model was saved"]
+
+
+def accept_files(folder: Path) -> None:
+    """Write checksums of the files as they are now, if they make a model: of an earlier version, or edited by hand."""
+    raw = _raw_config(folder)
+    _read_parts(folder, _checked(folder, dict(raw))).bundle.verify()
+    write_checksums(folder, raw)
+
+
+def _read_parts(folder: Path, config: dict[str, Any]) -> SavedModel:
     bundle = TokenizerBundle.load(_tokenizers_of(folder, config))
     if config["vocabulary"] != bundle.vocabulary.fingerprint or config["tokenizers"] != bundle.fingerprints:
         raise CheckpointError(
             f"{folder} was trained with other tokenizers than those beside it: their fingerprints differ."
         )
-    card = folder / _CARD
+    card = folder / CARD
     return SavedModel(
-        _read_weights(folder / WEIGHTS, ModelConfig(**config["model"]), bundle.vocabulary),
+        read_weights(folder / WEIGHTS, ModelConfig(**config["model"]), bundle.vocabulary),
         bundle,
         Limits.from_json(config["limits"]),
         config["presets"],
         card.read_text() if card.exists() else None,
         config.get("license"),
         InputChecks.from_json(config[_INPUT_CHECKS]) if _INPUT_CHECKS in config else None,
+        config.get(_SAMPLING, {}),
     )
 
 
 def store_input_checks(folder: Path, checks: InputChecks) -> None:
     """Add input checks to a saved model, or replace its checks; nothing else changes."""
+    edit_config(folder, {_INPUT_CHECKS: checks.as_json})
+
+
+def store_sampling(folder: Path, sampling: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace the changes that a saved model makes to its sampling preset; nothing else changes."""
+    check_own_sampling(read_config(folder)["presets"], sampling)
+    edit_config(folder, {_SAMPLING: {name: dict(changes) for name, changes in sampling.items()}})
+
+
+def edit_config(folder: Path, changes: Mapping[str, Any]) -> None:
+    """Set keys of a saved model's config.json. Checksums of the other files stay as they are."""
     read_config(folder)  # refuses what is not a saved model
-    config = json.loads((folder / CONFIG).read_text())
-    config[_INPUT_CHECKS] = checks.as_json
-    write_atomically(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    config = {**_raw_config(folder), **changes}
+    if has_checksums(config):
+        write_config(folder, config)
+    else:
+        write_checksums(folder, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json`, checked, with current keys."""
-    path = folder / CONFIG
+    config = _raw_config(folder)
+    check_config(folder, config)
+    return _checked(folder, config)
+
+
+def _raw_config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text())
+        config = read_raw_config(folder)
         if config["format"] != "triptych-model" or config["version"] != 1:
             raise KeyError("format")
+        return config
+    except (OSError, ValueError, KeyError) as error:
+        raise _no_model(folder, error) from error
+
+
+def _checked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with current keys; `config` changes."""
+    try:
         config["model"] = with_current_model_keys(config["model"])
         if "embedded_tokenizers" in config:  # the key of earlier versions
             config["builtin_tokenizers"] = config.pop("embedded_tokenizers")
         ModelConfig(**config["model"]), Limits.from_json(config["limits"])
         if _INPUT_CHECKS in config:
             InputChecks.from_json(config[_INPUT_CHECKS])
+        check_own_sampling(config["presets"], config.get(_SAMPLING, {}))
         _ = config["presets"], config["vocabulary"], config["tokenizers"]
         return config
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder} is not a saved Triptych model: {path.name} ({error!r}).") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_model(folder, error) from error
+
+
+def _no_model(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{folder} is not a saved Triptych model: {CONFIG} ({error!r}).")
 
 
 def _tokenizers_of(folder: Path, config: dict[str, Any]) -> Path | str:
-    if (folder / _TOKENIZERS).is_dir():
-        return folder / _TOKENIZERS
+    if (folder / TOKENIZERS).is_dir():
+        return folder / TOKENIZERS
     if "builtin_tokenizers" not in config:
-        raise CheckpointError(f"{folder} is incomplete: the folder {_TOKENIZERS} is missing.")
+        raise CheckpointError(f"{folder} is incomplete: the folder {TOKENIZERS} is missing.")
     return config["builtin_tokenizers"]
-
-
-def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Transformer:
-    """A model in float32, whatever precision its weights were saved in."""
-    try:
-        weights = load_file(path)
-    except Exception as error:  # safetensors raises its own kind, OSError and others
-        raise CheckpointError(f"{path} cannot be read as safetensors ({error}).") from error
-    with torch.device("meta"):
-        model = Transformer(config, vocabulary)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted({*expected, *weights}):
-        shape = tuple(weights[name].shape) if name in weights else None
-        if shape != expected.get(name):
-            raise CheckpointError(
-                f"{path} does not fit its configuration: {name} is {shape}, expected {expected.get(name)}. "
-                "Is it of another vocabulary or shape?"
-            )
-    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
-    return model

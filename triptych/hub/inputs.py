@@ -3,6 +3,7 @@
 Wrong input is refused here. Input that is unlike the training data is reported with a warning.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from triptych.hub.format import Limits
 from triptych.hub.words import refuse_unknown_words
 from triptych.sample.canvas import MASKED, Span, known, masked, open_ended
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.arguments import shown
 from triptych.utils.media import Audio, AudioLike, ImageLike, load_audio, load_image
 from triptych.vocab import Modality
 
@@ -73,11 +75,11 @@ class Inputs:
         ids = self._encode(prefix, is_own=is_own)
         if num_tokens is not None:
             if isinstance(num_tokens, bool) or not isinstance(num_tokens, int | np.integer) or num_tokens < 1:
-                raise UserError(f"num_tokens must be a whole number of at least 1, got {num_tokens!r}.")
+                raise UserError(f"num_tokens must be a whole number of at least 1, got {shown(num_tokens)}.")
             longest = self.limits.longest(self.limits.text_slot)
             if len(ids) + num_tokens > longest:
                 after = f" after the {len(ids)} tokens of {prefix[:50]!r}" if len(ids) else ""
-                raise UserError(f"num_tokens must be at most {longest - len(ids)}{after}, got {num_tokens}.")
+                raise UserError(f"num_tokens must be at most {longest - len(ids)}{after}, got {shown(num_tokens)}.")
             span = Span(Modality.TEXT, np.concatenate([ids, np.full(num_tokens, MASKED, np.int64)]))
         elif self.limits.text_slot is None:
             raise UserError(
@@ -135,8 +137,12 @@ class Inputs:
         return masked(Modality.IMAGE, self.bundle.image.tokens_per_image)
 
     @property
+    def image_codebooks(self) -> int:
+        return self.bundle.image.num_codebooks
+
+    @property
     def codes_per_side(self) -> int:
-        return int(self.bundle.image.tokens_per_image**0.5)
+        return math.isqrt(self.bundle.image.tokens_per_image // self.image_codebooks)
 
     # -- audio --------------------------------------------------------------------------------------------------------
 
@@ -170,8 +176,8 @@ class Inputs:
                     "give it with seconds=S (--seconds S)."
                 )
             return open_ended(Modality.AUDIO, self.limits.audio_slot, stride=self.codebooks)
-        if not isinstance(seconds, int | float):
-            raise UserError(f"seconds must be a number, got {seconds!r}.")
+        if not isinstance(seconds, int | float) or (isinstance(seconds, int) and abs(seconds) > 1e9):
+            raise UserError(f"seconds must be a number, got {shown(seconds)}.")
         tokenizer = self.bundle.audio
         most = self.limits.longest(self.limits.audio_slot) // self.codebooks
         frames = round(seconds * tokenizer.frame_rate) if np.isfinite(seconds) else 0

@@ -18,12 +18,13 @@ import numpy as np
 from PIL import Image
 
 from triptych.errors import UserError
-from triptych.hub.boxes import Repaint, check_box, merge_repainted, on_square, touched_codes
+from triptych.hub.boxes import Repaint, check_box, masked_codes, merge_repainted, on_square, touched_codes
 from triptych.hub.format import Limits
 from triptych.hub.inputs import Inputs
 from triptych.hub.voices import ask_for_voice
 from triptych.sample.canvas import MASKED, Canvas, Span, unconditional
 from triptych.sample.config import Use
+from triptych.utils.arguments import shown
 from triptych.utils.media import Audio, AudioLike, ImageLike, load_audio, load_image
 from triptych.vocab import Modality
 
@@ -93,19 +94,51 @@ class Requests:
     # -- infilling ----------------------------------------------------------------------------------------------------
 
     def infill_image(self, image: ImageLike, box: Sequence[int], text: str | None, repaint: Repaint) -> Request:
-        if repaint not in ("codes", "box", "all"):
-            raise UserError(f"repaint must be codes, box or all, got {repaint!r}.")
+        if not isinstance(repaint, str) or repaint not in ("codes", "box", "all"):
+            raise UserError(f"repaint must be codes, box or all, got {shown(repaint)}.")
         original = load_image(image)
         left, top, right, bottom = check_box(box, original.size)
         square, x, y = on_square(original)  # as the tokenizer does, so that pixels and codes correspond
         moved = (left + x, top + y, right + x, bottom + y)
         codes = touched_codes(moved, square.width, self.inputs.codes_per_side)
-        ids = np.where(codes.reshape(-1), MASKED, self.inputs.image(square).ids)
 
-        def read(filled: Canvas) -> Image.Image:
-            painted = self._image(filled).resize(square.size)
+        def merge(painted: Image.Image) -> Image.Image:
             merged = merge_repainted(square, painted, moved, codes, repaint)
             return merged.crop((x, y, x + original.width, y + original.height))
+
+        return self._repaint(square, codes, text, merge)
+
+    def infill_pixels(self, image: ImageLike, mask: np.ndarray, text: str | None) -> Request:
+        """Repaint all image codes that the pixels of `mask` ([H, W] bool) touch."""
+        original = load_image(image)
+        if mask.shape != (original.height, original.width):
+            raise UserError(
+                f"the mask must have the size of the image, {original.width} x {original.height} pixels, "
+                f"got {mask.shape[1]} x {mask.shape[0]}."
+            )
+        if not mask.any():
+            raise UserError("the mask marks no pixel to repaint.")
+        square, x, y = on_square(original)
+        codes = masked_codes(
+            np.pad(mask, [(y, square.height - original.height - y), (x, square.width - original.width - x)]),
+            self.inputs.codes_per_side,
+        )
+
+        def merge(painted: Image.Image) -> Image.Image:
+            merged = merge_repainted(square, painted, (0, 0, *square.size), codes, "codes")
+            return merged.crop((x, y, x + original.width, y + original.height))
+
+        return self._repaint(square, codes, text, merge)
+
+    def _repaint(
+        self, square: Image.Image, codes: np.ndarray, text: str | None, merge: Callable[[Image.Image], Image.Image]
+    ) -> Request:
+        """Generate the given codes of a square image; `merge` makes the result from the image they are decoded to."""
+        is_new = codes.reshape(-1).repeat(self.inputs.image_codebooks)
+        ids = np.where(is_new, MASKED, self.inputs.image(square).ids)
+
+        def read(filled: Canvas) -> Image.Image:
+            return merge(self._image(filled).resize(square.size))
 
         return self._refill(Span(Modality.IMAGE, ids), text, read)
 
@@ -126,7 +159,8 @@ class Requests:
         kinds = [isinstance(each, int | float) for each in interval] if isinstance(interval, Sequence) else []
         if kinds != [True, True] or not 0 <= interval[0] < interval[1] or interval[0] >= recording.seconds:
             raise UserError(
-                f"the interval must be two times within the {recording.seconds:.2f} s of the audio, got {interval!r}."
+                f"the interval must be two times within the {recording.seconds:.2f} s of the audio, "
+                f"got {shown(interval)}."
             )
         codebooks, rate = self.inputs.codebooks, self.bundle.audio.frame_rate
         # Times are decimal and frames are not: a hair beyond a frame's edge does not touch the next frame.

@@ -38,10 +38,12 @@ def token_surprise(
     local_n = network.vocabulary.to_local(modality, layout.tokens[position_n[order_n]])
     target_n = torch.from_numpy(local_n).to(device)
     no_eos_n = torch.zeros(count, dtype=torch.bool, device=device)
-    log_prob_n = [
-        Categorical(mask_specials(logits, no_eos_n[rows])).log_prob(target_n[rows])
-        for rows, (logits,) in LogitsReader(network).pieces(modality, hidden)
-    ]
+    log_prob_n = torch.zeros(count, dtype=torch.float64, device=device)
+
+    def use(rows: slice, logits: list[torch.Tensor]) -> None:
+        log_prob_n[rows] = Categorical(mask_specials(logits[0], no_eos_n[rows])).log_prob(target_n[rows])
+
+    LogitsReader(network).for_each_piece(use, modality, hidden)
     surprise_n = np.empty(count)
-    surprise_n[order_n] = -torch.cat(log_prob_n).double().cpu().numpy()
+    surprise_n[order_n] = -log_prob_n.cpu().numpy()
     return surprise_n

@@ -4,13 +4,14 @@ from typing import Any
 
 from triptych.errors import UserError, nearest
 from triptych.hub.format import Limits
+from triptych.utils.arguments import shown
 from triptych.utils.voice_request import ask
 
 
 def voice_named(name: Any, limits: Limits) -> str:
     """The voice of this name, in any case; an unknown one is refused with the nearest names."""
     if not isinstance(name, str):
-        raise UserError(f"voice must be a name, got {name!r}.")
+        raise UserError(f"voice must be a name, got {shown(name)}.")
     if not limits.voices:
         raise UserError(f"this model has no voices to choose from, got the voice {name!r}: leave it out.")
     voices = {voice.lower(): voice for voice in limits.voices}
@@ -18,7 +19,8 @@ def voice_named(name: Any, limits: Limits) -> str:
     if wanted not in voices:
         near = " or ".join(map(repr, nearest(wanted, limits.voices)))
         hint = f" Did you mean {near}?" if near else ""
-        listed = f"It has {len(voices)} voices; `triptych info MODEL --list-voices` lists them."
+        count = f"{len(voices)} voice{'s' if len(voices) > 1 else ''}"
+        listed = f"It has {count}; `triptych info MODEL --list-voices` lists them."
         raise UserError(f"this model does not have the voice {name!r}.{hint} {listed}")
     return voices[wanted]
 

@@ -16,12 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triptych.utils.threads import map_in_threads
+
 # n rows to predict, D width, V columns of the softmax: the selected rows of all its tables
 
 _CHUNK_BYTES = 128 * 2**20  # logits of one chunk: every chunk reads and writes the full gradients of the tables
 _PIECE_BYTES = 4 * 2**20  # logits per elementwise pass, few enough to stay in the cache
 _MIN_ROWS = 64
 _SLICE = 512  # columns per matrix product on a CPU: 100,000 at once take up to twice as long
+_SHARED = 2**22  # numbers in a table whose slices are shared among threads: of fewer, a thread costs more than it saves
 
 
 def chunk_rows(columns: int) -> int:
@@ -34,9 +37,17 @@ def project(hidden_nD: Tensor, table_VD: Tensor, out: Tensor | None = None) -> T
     if out is None:
         out = hidden_nD.new_empty(len(hidden_nD), len(table_VD))
     size = _SLICE if hidden_nD.device.type == "cpu" else max(1, len(table_VD))
-    for start in range(0, len(table_VD), size):
+
+    def fill(start: int) -> None:
         columns = slice(start, start + size)
         torch.mm(hidden_nD, table_VD[columns].T, out=out[:, columns])
+
+    starts = range(0, len(table_VD), size)
+    if torch.is_inference_mode_enabled() and table_VD.numel() >= _SHARED:
+        map_in_threads(fill, starts, hidden_nD.device)
+    else:
+        for start in starts:
+            fill(start)
     return out
 
 

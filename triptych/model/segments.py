@@ -41,6 +41,9 @@ class Segments:
     device: torch.device
     index: Tensor | None = None
     """[N] flat indices of the computed positions, in the order of computation; None for all, row after row."""
+    groups: tuple[tuple[int, int], ...] = ()
+    """(count, length) of groups of consecutive sequences of equal length, if attention is to treat each group as a
+    batch of its own; see `grouped_rows`."""
 
     @property
     def are_rows(self) -> bool:
@@ -83,6 +86,15 @@ def whole_rows(rows: int, length: int, device: torch.device) -> Segments:
     return Segments((rows, length), (length,) * rows, device)
 
 
+def grouped_rows(groups: Sequence[tuple[int, int]], device: torch.device) -> Segments:
+    """One row that holds several batches of (count, length), one after another.
+
+    Attention treats every batch as if it were alone, so that its result is the same to the last bit.
+    """
+    lengths = tuple(length for count, length in groups for _ in range(count))
+    return Segments((1, sum(lengths)), lengths, device, groups=tuple(groups))
+
+
 def find_segments(segment_ids_RT: np.ndarray, device: torch.device) -> Segments:
     """Segments of a batch from its ids: positions of a row with the same id are one sequence, and 0 is padding.
 
@@ -108,6 +120,10 @@ def attend(qk_N2Hh: Tensor, v_NHh: Tensor, segments: Segments) -> Tensor:
     """[N, H h]: bidirectional attention of every position over its own sequence."""
     if segments.are_rows:
         return _attend_batch(qk_N2Hh, v_NHh, *segments.shape, None)
+    if segments.groups:
+        sizes = [count * length for count, length in segments.groups]
+        batches = zip(qk_N2Hh.split(sizes), v_NHh.split(sizes), segments.groups)
+        return torch.cat([_attend_batch(qk, v, count, length, None) for qk, v, (count, length) in batches])
     if v_NHh.device.type == "cuda" and v_NHh.dtype in (torch.float16, torch.bfloat16):
         return _varlen(qk_N2Hh, v_NHh, segments)
     buckets = segments.buckets

@@ -7,9 +7,15 @@ from typing import Any, Literal, get_args
 
 from triptych.errors import UserError
 from triptych.sample.checks import check_count, check_number
+from triptych.sample.names import MOST_CANDIDATES, MOST_STEPS
 from triptych.sample.rank import NUM_SCORE_PASSES
 from triptych.sample.samplers import make_sampler
+from triptych.utils.arguments import shown
 from triptych.vocab import Modality
+
+# Beyond these, logits overflow or all tokens are as good as equal.
+_MOST_TEMPERATURE, _MOST_GUIDANCE = 1e4, 1e4
+_MOST_SCORE_PASSES = 10_000
 
 LengthRule = Literal["draw", "median", "mode"]
 Use = Literal["caption"]
@@ -47,20 +53,27 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         if self.num_steps is not None:
-            check_count("num_steps", self.num_steps)
+            check_count("num_steps", self.num_steps, MOST_STEPS)
         check_number("temperature", self.temperature, "of at least 0", lambda x: 0 <= x < math.inf)
+        if not (self.temperature == 0 or 1 / _MOST_TEMPERATURE <= self.temperature <= _MOST_TEMPERATURE):
+            raise UserError(
+                f"temperature must be 0 or from {1 / _MOST_TEMPERATURE:g} to {_MOST_TEMPERATURE:g}, "
+                f"got {shown(self.temperature)}."
+            )
         check_number("top_p", self.top_p, "above 0 and at most 1", lambda x: 0 < x <= 1)
         check_number("guidance_scale", self.guidance_scale, "of at least 0 (1 is off)", lambda x: 0 <= x < math.inf)
-        if self.length not in get_args(LengthRule):
-            raise UserError(f"length must be draw, median or mode, got {self.length!r}.")
+        if self.guidance_scale > _MOST_GUIDANCE:
+            raise UserError(f"guidance_scale must be at most {_MOST_GUIDANCE:g}, got {shown(self.guidance_scale)}.")
+        if not isinstance(self.length, str) or self.length not in get_args(LengthRule):
+            raise UserError(f"length must be draw, median or mode, got {shown(self.length)}.")
         if not isinstance(self.single_pass, bool):
-            raise UserError(f"single_pass must be True or False, got {self.single_pass!r}.")
+            raise UserError(f"single_pass must be True or False, got {shown(self.single_pass)}.")
         if self.single_pass and self.guidance_scale != 1:
             raise UserError(f"single_pass works without guidance: use guidance_scale=1, got {self.guidance_scale}.")
-        check_count("best_of", self.best_of)
-        check_count("num_score_passes", self.num_score_passes)
+        check_count("best_of", self.best_of, MOST_CANDIDATES)
+        check_count("num_score_passes", self.num_score_passes, _MOST_SCORE_PASSES)
         if not isinstance(self.options, Mapping):
-            raise UserError(f"options must map names of sampler options to values, got {self.options!r}.")
+            raise UserError(f"options must map names of sampler options to values, got {shown(self.options)}.")
         make_sampler(self.sampler, self.options)
 
 

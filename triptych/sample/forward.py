@@ -4,12 +4,14 @@ A matrix product of few rows uses a different kernel, which rounds differently. 
 of rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from triptych.utils.threads import map_in_threads
 from triptych.vocab import Modality, Vocabulary
 
 # B rows, T positions, n query positions, D hidden dimensions, V logits of a modality
@@ -17,10 +19,12 @@ from triptych.vocab import Modality, Vocabulary
 MAX_TOKENS_PER_PASS = 16_384
 _CHUNK_BYTES = 128 * 2**20  # logits computed in one matrix product
 _PIECE_BYTES = 8 * 2**20  # logits handed out together: few enough to stay in a cache
+_MIN_PIECE_BYTES = 2**20  # fewer are not shared among threads
+_TOKENS_PER_THREAD = 128  # of fewer, matrix products are slower
 
 
 class Network(Protocol):
-    """What generation needs of a model."""
+    """What generation needs of a model. Several threads may call it at once."""
 
     vocabulary: Vocabulary
 
@@ -33,6 +37,22 @@ class Network(Protocol):
 
 def hidden_states(network: Network, tokens_BT: Tensor, where_BT: Tensor) -> Tensor:
     """[n, D] hidden states of the positions `where` [B, T], row by row."""
+    groups = [slice(*bounds) for bounds in pairwise(_row_bounds(*tokens_BT.shape))]
+    states = map_in_threads(
+        lambda rows: _hidden_states(network, tokens_BT[rows], where_BT[rows]), groups, tokens_BT.device
+    )
+    return states[0] if len(states) == 1 else torch.cat(states)
+
+
+def _row_bounds(count: int, length: int) -> list[int]:
+    """Where to divide `count` rows among threads: a thread that gets less of its core takes fewer of the parts."""
+    num_threads = torch.get_num_threads()
+    num_parts = min(count, 2 * num_threads, count * length // _TOKENS_PER_THREAD)
+    num_parts = 1 if num_threads == 1 or num_parts < num_threads else num_parts // num_threads * num_threads
+    return [count * part // num_parts for part in range(num_parts + 1)]
+
+
+def _hidden_states(network: Network, tokens_BT: Tensor, where_BT: Tensor) -> Tensor:
     length = tokens_BT.shape[1]
     padded = _pad_rows(tokens_BT, -(-min_rows() // length))
     positions = torch.arange(length, device=tokens_BT.device).expand_as(padded)
@@ -51,21 +71,29 @@ class LogitsReader:
         self.network = network
         self._buffers: dict[tuple[Modality, int], Tensor] = {}
 
-    def pieces(self, modality: Modality, *hidden_nD: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
-        """Yield (rows, logits): a slice of the n rows, and their logits [., V] for each of the given hidden states.
+    def for_each_piece(
+        self, use: Callable[[slice, list[Tensor]], None], modality: Modality, *hidden_nD: Tensor
+    ) -> None:
+        """Call use(rows, logits): a slice of the n rows, and their logits [., V] for each of the given hidden states.
 
-        The logits are valid until the next iteration.
+        Several threads make these calls, so one may write only to places of its own rows. It may overwrite the logits,
+        which are valid until it returns.
         """
         width, count = self.network.vocabulary.num_logits(modality), len(hidden_nD[0])
-        chunk, piece = (max(min_rows(), size // (4 * width)) for size in (_CHUNK_BYTES, _PIECE_BYTES))
+        chunk = max(min_rows(), _CHUNK_BYTES // (4 * width))
         for start in range(0, count, chunk):
             logits = [
                 self._logits(modality, number, hidden[start : start + chunk], min(chunk, max(count, min_rows())))
                 for number, hidden in enumerate(hidden_nD)
             ]
-            for first in range(0, len(logits[0]), piece):
-                rows = slice(first, first + piece)
-                yield slice(start + first, start + first + len(logits[0][rows])), [part[rows] for part in logits]
+            stop = start + len(logits[0])
+
+            def use_piece(rows: slice, start: int = start, logits: list[Tensor] = logits) -> None:
+                use(rows, [part[rows.start - start : rows.stop - start] for part in logits])
+
+            device = hidden_nD[0].device
+            num_threads = torch.get_num_threads() if device.type == "cpu" else 1
+            map_in_threads(use_piece, _pieces(start, stop, 4 * width, num_threads), device)
 
     def _logits(self, modality: Modality, number: int, hidden_nD: Tensor, max_rows: int) -> Tensor:
         padded = _pad_rows(hidden_nD, min_rows())
@@ -74,6 +102,13 @@ class LogitsReader:
             width = self.network.vocabulary.num_logits(modality)
             self._buffers[modality, number] = buffer = padded.new_empty(max_rows, width)
         return self.network.logits(padded, modality, out=buffer[: len(padded)])[: len(hidden_nD)]
+
+
+def _pieces(start: int, stop: int, row_bytes: int, num_threads: int) -> list[slice]:
+    """Slices of rows that are few enough to stay in a cache, and if they are many, one for every thread at least."""
+    per_thread = -(-(stop - start) // num_threads)
+    size = max(1, min(_PIECE_BYTES // row_bytes, max(per_thread, _MIN_PIECE_BYTES // row_bytes)))
+    return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
 def min_rows() -> int:

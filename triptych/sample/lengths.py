@@ -16,7 +16,7 @@ from triptych.sample.canvas import Canvas, CanvasTokens, Span, lay_out
 from triptych.sample.config import LengthRule, SamplingConfig
 from triptych.sample.forward import Network
 from triptych.sample.logits import Categorical
-from triptych.sample.predictor import ModelPredictor
+from triptych.sample.predictor import Index, ModelPredictor
 from triptych.utils.rng import FIRST_TOKEN_STEP, SampleStream
 from triptych.vocab import Modality
 
@@ -129,11 +129,14 @@ def _predict_lengths(
     ids = torch.zeros_like(batch.tokens)
     for modality in {span.modality for span, *_ in slots}:
         eos = network.vocabulary.eos_column(modality)
-        for at, dist in predictor.distributions(states, where, modality):
+
+        def use(at: Index, dist: Categorical, eos: int = eos) -> None:
             eos_prob[at] = dist.log_prob(torch.full_like(at[0], eos)).exp()
             if config.single_pass:
                 dist.shifted_nV[:, eos] = -np.inf
                 ids[at] = Categorical(dist.shifted_nV).draw(uniform[at], config.temperature, config.top_p)
+
+        predictor.for_each_distribution(use, states, where, modality)
     predictions = []
     for row, (span, start, lengths, slot) in enumerate(slots):
         cumulative = np.maximum.accumulate(eos_prob[row].cpu().numpy()[start + lengths])

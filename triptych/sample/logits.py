@@ -65,6 +65,11 @@ class Categorical:
         """[n] float64, without temperature and top-p."""
         return self.shifted_nV.gather(1, ids_n[:, None])[:, 0].double() - self._log_total_n
 
+    def most_probable(self, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` most probable ids [n, count], best first, and their probabilities in float64."""
+        top_nk, ids_nk = self.shifted_nV.topk(count, dim=1)
+        return ids_nk, (top_nk.double() - self._log_total_n[:, None]).exp()
+
     @property
     def entropy(self) -> Tensor:
         """[n] float64, in nats, without temperature and top-p."""

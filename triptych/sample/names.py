@@ -1,4 +1,4 @@
-"""Names of samplers and presets, for checks that must not import torch. A test compares them with the real tables."""
+"""Names and bounds of sampling, for checks that must not import torch. A test compares the names with the tables."""
 
 SAMPLER_NAMES = (
     "ancestral",
@@ -11,4 +11,6 @@ SAMPLER_NAMES = (
     "entropy_bounded",
     "blocks",
 )
+MOST_STEPS, MOST_CANDIDATES = 1_000_000, 1024
+"""Bounds of num_steps, and of best_of: all candidates of a request are kept until they are ranked."""
 PRESET_NAMES = ("scenes", "fast", "paper")

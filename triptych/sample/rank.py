@@ -110,11 +110,13 @@ def _bounds(
     target_bn = np.broadcast_to(tokens_bT[:, None], input_bKT.shape)[:, masks_KT]
     target_n = torch.from_numpy(network.vocabulary.to_local(modality, target_bn.reshape(-1))).to(device)
     no_eos = torch.zeros(len(target_n), dtype=torch.bool, device=device)
-    log_prob_n = [
-        Categorical(mask_specials(logits, no_eos[rows])).log_prob(target_n[rows])
-        for rows, (logits,) in LogitsReader(network).pieces(modality, hidden)
-    ]
-    log_prob_bn = torch.cat(log_prob_n).cpu().numpy().reshape(len(tokens_bT), -1)
+    log_prob_n = torch.zeros(len(target_n), dtype=torch.float64, device=device)
+
+    def use(rows: slice, logits: list[torch.Tensor]) -> None:
+        log_prob_n[rows] = Categorical(mask_specials(logits[0], no_eos[rows])).log_prob(target_n[rows])
+
+    LogitsReader(network).for_each_piece(use, modality, hidden)
+    log_prob_bn = log_prob_n.cpu().numpy().reshape(len(tokens_bT), -1)
     counts_K = masks_KL.sum(1)
     weight_n = np.repeat(masks_KL.shape[1] / counts_K / num_passes, counts_K)
     # Row by row: a sum over an axis of a matrix may add in a different order.

@@ -46,6 +46,7 @@ from triptych.diffusion.schedule import Cosine, Linear, Schedule
 from triptych.errors import UserError, did_you_mean
 from triptych.sample.checks import check_number
 from triptych.sample.sampling_loop import Sampler, StepState
+from triptych.utils.arguments import shown
 from triptych.utils.rng import SampleStream
 
 # B requests, T positions
@@ -107,7 +108,7 @@ def remdm(*, variant: Variant = "rescale", eta: float | None = None, schedule: S
     ("rescale"). Eta 0 is `ancestral`. Given positions are never masked. The last step masks nothing and fills
     everything left.
     """
-    if variant not in get_args(Variant):
+    if not isinstance(variant, str) or variant not in get_args(Variant):
         raise UserError(f"unknown variant of remdm {variant!r}.{did_you_mean(str(variant), list(get_args(Variant)))}")
     strength = _ETA[variant] if eta is None else eta
     check_number("eta", strength, "between 0 and 1", lambda x: 0 <= x <= 1)
@@ -214,7 +215,7 @@ def blocks(*, block_length: int | None = 32, inner: str = "low_confidence", **op
     Steps are divided among the blocks by length. Requests of a batch do not wait for each other at the end of a block.
     """
     names = [name for name in SAMPLERS if name != "blocks"]
-    if inner not in names:
+    if not isinstance(inner, str) or inner not in names:
         raise UserError(f"unknown sampler inside blocks {inner!r}.{did_you_mean(str(inner), names)}")
     return replace(SAMPLERS[inner](**options), block_length=block_length)
 
@@ -234,14 +235,14 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
 
 def make_sampler(name: str, options: Mapping[str, Any] | None = None) -> Sampler:
     """A sampler by name, with checked options."""
-    if name not in SAMPLERS:
-        raise UserError(f"unknown sampler {name!r}.{did_you_mean(str(name), list(SAMPLERS))}")
+    if not isinstance(name, str) or name not in SAMPLERS:
+        raise UserError(f"unknown sampler {shown(name)}.{did_you_mean(shown(name), list(SAMPLERS))}")
     own = dict(options or {})
     known = {"block_length", *_option_names(name)}
     if name == "blocks":
         known |= _option_names(own.get("inner", "low_confidence"))
     for option in own:
-        if option not in known:
+        if not isinstance(option, str) or option not in known:
             raise UserError(f"the sampler {name!r} has no option {option!r}.{did_you_mean(str(option), sorted(known))}")
     if name == "blocks":
         return blocks(**own)

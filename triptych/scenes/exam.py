@@ -33,6 +33,7 @@ from triptych.scenes.samples import SPLITS
 from triptych.scenes.voice_parts import fingerprint, is_stored
 from triptych.scenes.world import World
 from triptych.training.logging import environment
+from triptych.utils.arguments import checked
 from triptych.utils.files import write_atomically
 
 _MEASURES = {**exam_images.MEASURES, **exam_speech.MEASURES, **exam_unusual.MEASURES}
@@ -72,8 +73,9 @@ class ExamResult:
         return self.table
 
 
+@checked
 def evaluate(
-    model: Pipeline | str | Path,
+    model: Any,  # a Pipeline, or what has its methods: `triptych.evaluate` takes nothing else
     *,
     directions: Sequence[str] | None = None,
     num_images: int = 600,

@@ -5,7 +5,6 @@ speed. Its one output is the samples. The durations of phonemes are computed ins
 output makes the runtime return them.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from triptych.errors import require
 from triptych.scenes.voice_files import KOKORO, folder
+from triptych.utils.json_files import read_json
 
 SAMPLE_RATE = 24_000
 SAMPLES_PER_FRAME = 600  # durations are whole frames of 25 ms
@@ -85,7 +85,7 @@ def _kokoro() -> tuple[dict[str, int], Any]:
     options.log_severity_level = 3  # it warns about its own graph
     model = with_output((path / "kokoro-quantized.onnx").read_bytes(), _DURATIONS)
     session = onnx.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return json.loads((path / "tokenizer.json").read_text())["model"]["vocab"], session
+    return read_json(path / "tokenizer.json")["model"]["vocab"], session
 
 
 @cache

@@ -18,6 +18,7 @@ from triptych.scenes.speech import available_voices, speakable, synthesize
 from triptych.scenes.spoken import TRANSCRIPT_PROMPT, VOICE_REQUEST, spoken_caption
 from triptych.scenes.styles import CAPTION_PROMPT
 from triptych.scenes.voice_degrade import degrade
+from triptych.scenes.voices import SPEAKING_VOICES
 from triptych.scenes.world import FULL, Scene, World
 from triptych.utils.media import Audio
 from triptych.vocab import Task
@@ -43,7 +44,8 @@ QUESTION_SHARE = 0.45
 # Share of image texts that are captions with the opening of the captioning prompt, not counting those that draw it.
 PROMPT_SHARE = {"full": 0.2, "small": 0.3}
 DESCRIPTION_SHARE = {"full": 0.06, "small": 0.0}
-# Texts of speech in the full world: a transcript after its prompt, a request for a voice, or the bare sentence.
+# Texts of speech in the full world: a transcript of any voice after its prompt; a request for a speaking voice, or the
+# bare sentence, which has one.
 TRANSCRIPT_SHARE, REQUEST_SHARE = 0.4, 0.3
 DEGRADED_SHARE = 0.5  # of the clips with a transcript; generated speech is to be clean
 
@@ -102,9 +104,11 @@ def _spoken(scene: Scene, split: str, rng: np.random.Generator, world: World, fo
     if world.plain_language:
         text = spoken_caption(scene, rng, world)
         return SceneSample(scene, text, audio=synthesize(text, rng, world))
-    scene, text, voice = speakable(scene, split, rng, available_voices(folder), world=world, folder=folder)
+    chance, names = rng.random(), available_voices(folder)
+    if chance >= TRANSCRIPT_SHARE:
+        names = tuple(name for name in SPEAKING_VOICES if name in names) or names
+    scene, text, voice = speakable(scene, split, rng, names, world=world, folder=folder)
     audio = synthesize(text, rng, world, voice, folder)
-    chance = rng.random()
     if chance < TRANSCRIPT_SHARE:
         audio = degrade(audio, rng) if rng.random() < DEGRADED_SHARE else audio
         text = f"{TRANSCRIPT_PROMPT} {text}"

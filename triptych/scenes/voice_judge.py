@@ -3,7 +3,6 @@
 It is independent of the scores of an evaluation, which use Whisper tiny.en (triptych/eval/audio/speech.py).
 """
 
-import json
 import re
 from functools import cache
 from typing import Any
@@ -14,6 +13,7 @@ from triptych.errors import UserError, require
 from triptych.eval.audio.speech import normalize_transcript, word_errors
 from triptych.scenes.voice_files import WHISPER, folder
 from triptych.tokenizers.audio import resample
+from triptych.utils.json_files import read_json
 from triptych.utils.media import Audio
 
 _RATE = 16_000
@@ -149,7 +149,7 @@ def _decoder() -> tuple[Any, Any]:
 @cache
 def _suppressed() -> tuple[list[int], list[int]]:
     """Tokens that are not speech, in general and as the first of a transcript."""
-    config = json.loads((folder(WHISPER) / "generation_config.json").read_text())
+    config = read_json(folder(WHISPER) / "generation_config.json")
     usual = [token for token in config["suppress_tokens"] if token < _END]
     return usual, usual + config["begin_suppress_tokens"]
 

@@ -28,6 +28,7 @@ from triptych.scenes import kokoro
 from triptych.scenes.voices import get_voice, phonemize, synthesize
 from triptych.tokenizers.audio import resample
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.utils.locks import AlreadyLocked, hold_lock
 from triptych.utils.media import Audio
 
@@ -222,7 +223,7 @@ def _hash(content: bytes) -> str:
 def _read_index(folder: Path, voice: str) -> dict[str, Any]:
     path = _index_path(folder, voice)
     try:
-        index: dict[str, Any] = json.loads(path.read_text())
+        index: dict[str, Any] = read_json(path)
         for start, stop in index["parts"].values():
             if not 0 <= start <= stop:
                 raise ValueError

@@ -64,6 +64,10 @@ HELD_OUT_VOICES = ("sarah", "puck", "isabella", "fable")
 
 TRAINING_VOICES = tuple(name for name in VOICES if name not in HELD_OUT_VOICES)
 
+SPEAKING_VOICES = ("alloy",)
+"""The training voices that the model is to speak in; it hears all of them. One voice has 14,000 audio codes to
+remember, 18 times as many as there are patches of objects: a model for a laptop cannot learn 25."""
+
 
 def get_voice(name: str) -> Voice:
     """The voice of this name, in any case."""

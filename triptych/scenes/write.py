@@ -23,6 +23,7 @@ from triptych.scenes.speech import available_voices, has_voices
 from triptych.scenes.voice_parts import fingerprint
 from triptych.scenes.world import WORLDS, World
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.vocab import Task
 
 SAMPLES_PER_FILE = 500
@@ -88,7 +89,7 @@ def _prepare_folder(folder: Path, task: Task, plan: dict[str, Any]) -> None:
     """Create the folder of a task, or resume in it if it was started with the same plan."""
     (folder / task.label).mkdir(parents=True, exist_ok=True)
     path = folder / f"{task.label}.json"
-    if path.exists() and json.loads(path.read_text()) != plan:
+    if path.exists() and read_json(path) != plan:
         raise UserError(
             f"{folder / task.label} was written with {path.read_text().strip()}, not {json.dumps(plan)}; "
             "choose another folder or delete that one."

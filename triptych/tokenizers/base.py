@@ -10,6 +10,7 @@ import numpy as np
 from PIL.Image import Image
 
 from triptych.errors import CheckpointError, UserError
+from triptych.utils.json_files import read_json
 from triptych.utils.media import Audio
 from triptych.vocab import Modality
 
@@ -43,7 +44,10 @@ class Tokenizer(Protocol[Item]):
 
 
 class ImageTokenizer(Tokenizer[Image], Protocol):
-    """Encodes an image as a square of codes, row by row from the top."""
+    """Encodes an image as a square of `num_codebooks` ids each, row by row from the top."""
+
+    @property
+    def num_codebooks(self) -> int: ...
 
     @property
     def resolution(self) -> int:
@@ -82,7 +86,7 @@ def read_spec(folder: Path, known: Sequence[str] | None = None) -> dict[str, Any
     """Read `tokenizer.json`; its kind must be one of `known`, if given."""
     path = folder / "tokenizer.json"
     try:
-        spec = json.loads(path.read_text())
+        spec = read_json(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no tokenizer: {path.name} is missing.") from error
     except (OSError, ValueError) as error:

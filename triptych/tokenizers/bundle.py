@@ -5,14 +5,18 @@
 A tokenizer is loaded on first use, so text-only work never loads an image decoder. A bundle may lack tokenizers.
 """
 
+import json
 import shutil
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast, final
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
 from triptych.tokenizers.base import AudioTokenizer, ImageTokenizer, Tokenizer, read_spec
+from triptych.utils.checksums import checksums, differing_files
+from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.vocab import Modality, Vocabulary, paper_vocabulary
 
 _ASSETS = Path(__file__).parent.parent / "assets" / "tokenizers"
@@ -21,6 +25,9 @@ BUILTIN_TOKENIZERS = {name: _ASSETS / name for name in ("scenes", "scenes-full")
 
 PAPER_TOKENIZERS = "tokenizers/paper"
 """Folder, relative to the working directory, in which the paper's recipes expect the paper's tokenizers."""
+
+_CHECKSUMS = "checksums.json"
+"""Sizes and SHA-256 of the files of a folder of tokenizers; built-in ones have it."""
 
 _MAKE_PAPER = (
     "triptych tokenizers make {folder} "
@@ -68,6 +75,13 @@ class TokenizerBundle:
             )
         if not (folder / "vocab.json").exists():
             raise CheckpointError(f"{folder} holds no tokenizers: vocab.json is missing.")
+        if folder in BUILTIN_TOKENIZERS.values():
+            _check_files_once(folder)
+        return cls._of(folder)
+
+    @classmethod
+    def _of(cls, folder: Path) -> "TokenizerBundle":
+        """The tokenizers in a folder, unchecked."""
         bundle = cls(Vocabulary.load(folder / "vocab.json"))
         bundle.folder = folder
         return bundle
@@ -127,7 +141,12 @@ class TokenizerBundle:
         return read_spec(self._folder_of(modality)).get("fingerprint")
 
     def verify(self, modalities: Iterable[Modality] = Modality) -> None:
-        """Load tokenizers and compare their weights with the fingerprints they were saved with."""
+        """Load tokenizers and compare their weights with the fingerprints they were saved with, and files if listed."""
+        if self.folder is not None and (self.folder / _CHECKSUMS).exists():
+            _check_files(self.folder)
+        self._verify_fingerprints(modalities)
+
+    def _verify_fingerprints(self, modalities: Iterable[Modality] = Modality) -> None:
         for modality in modalities:
             name = modality.name.lower()
             if name not in self.fingerprints:
@@ -153,6 +172,33 @@ class TokenizerBundle:
             elif modality in self and target.resolve() != self._folder_of(modality).resolve():
                 shutil.copytree(self._folder_of(modality), target, dirs_exist_ok=True)
         self.vocabulary.save(folder / "vocab.json")
+
+
+def write_bundle_checksums(folder: Path) -> None:
+    """Write the checksums of a folder of tokenizers that fit their fingerprints."""
+    TokenizerBundle._of(folder)._verify_fingerprints()
+    content = json.dumps(checksums(folder, _files_of(folder)), indent=1)
+    write_atomically(folder / _CHECKSUMS, (content + "\n").encode())
+
+
+def _check_files(folder: Path) -> None:
+    try:
+        problems = differing_files(folder, _files_of(folder), dict(read_json(folder / _CHECKSUMS)))
+    except (OSError, ValueError, TypeError) as error:
+        problems = [f"{_CHECKSUMS} cannot be read ({error})"]
+    if problems:
+        raise CheckpointError(
+            f"the tokenizers in {folder} are damaged: {'; '.join(problems)}. Restore them from a copy, or install "
+            "Triptych again if they are its own."
+        )
+
+
+_check_files_once = cache(_check_files)
+
+
+def _files_of(folder: Path) -> set[str]:
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    return {path.relative_to(folder).as_posix() for path in paths} - {_CHECKSUMS}
 
 
 def _load(modality: Modality, folder: Path) -> Tokenizer[Any]:

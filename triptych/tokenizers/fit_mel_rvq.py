@@ -11,6 +11,7 @@ from torch import Tensor
 
 from triptych.tokenizers.audio import resample
 from triptych.tokenizers.fit_state import FitState
+from triptych.tokenizers.kmeans import kmeans
 from triptych.tokenizers.mel import MelConfig
 from triptych.tokenizers.mel_rvq import STACK, MelRVQ, SpectrumDecoder
 from triptych.utils.media import Audio
@@ -79,23 +80,6 @@ def _fit_quantizer(
 def _whole_frames(clip: Audio, mel: MelConfig) -> Tensor:
     samples = resample(clip, mel.rate).samples
     return torch.from_numpy(np.pad(samples, (0, -len(samples) % (mel.hop * STACK))).astype(np.float32))
-
-
-def kmeans(points: Tensor, num_centres: int, generator: torch.Generator, rounds: int = 15) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm: [N, C] -> centres [K, C] and the centre of every point [N]; empty centres are drawn again."""
-    centres = points[torch.randperm(len(points), generator=generator)[:num_centres]].clone()
-    for _ in range(rounds):
-        nearest = _nearest(points, centres)
-        count = torch.bincount(nearest, minlength=num_centres)[:, None]
-        total = torch.zeros_like(centres).index_add_(0, nearest, points)
-        fresh = points[torch.randint(len(points), (num_centres,), generator=generator)]
-        centres = torch.where(count > 0, total / count.clamp(min=1), fresh)
-    return centres, _nearest(points, centres)
-
-
-def _nearest(points: Tensor, centres: Tensor) -> Tensor:
-    norms = centres.square().sum(1)
-    return torch.cat([(norms - 2 * part @ centres.T).argmin(1) for part in points.split(8192)])
 
 
 def fit_decoder(

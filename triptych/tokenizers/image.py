@@ -4,7 +4,6 @@ The network is `diffusers.VQModel(norm_type="spatial")`, the architecture of SBE
 paper's tokenizer (270M parameters, 256 x 256 pixels -> 32 x 32 codes of 16,384) and the small demo tokenizer.
 """
 
-import json
 import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from triptych.tokenizers.base import Tokenizer, check_image_ids, hash_arrays, re
 from triptych.tokenizers.movq_keys import to_diffusers
 from triptych.tokenizers.patch_vq import PatchVQ
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
+from triptych.utils.json_files import read_json
 from triptych.vocab import Modality
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"  # with config.json, what diffusers writes and reads
@@ -138,7 +138,7 @@ class MoVQ:
         """Load a folder written by diffusers (Kandinsky's `movq` is one): config.json and safetensors, never pickle."""
         folder = Path(folder)
         try:
-            config = json.loads((folder / "config.json").read_text())
+            config = read_json(folder / "config.json")
             config = {name: value for name, value in config.items() if not name.startswith("_")}
             config["lookup_from_codebook"] = False  # an option of `VQModel.decode`, which is not used
             weights = load_file(folder / _WEIGHTS)
@@ -177,6 +177,10 @@ class MoVQ:
     @property
     def vocab_size(self) -> int:
         return self.model.config.num_vq_embeddings
+
+    @property
+    def num_codebooks(self) -> int:
+        return 1
 
     @property
     def tokens_per_image(self) -> int:

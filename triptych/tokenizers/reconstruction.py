@@ -4,7 +4,6 @@ A folder of tokenizers may hold `report.json`, the values on samples that they w
 compares other samples with them.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.tokenizers.mel import MelConfig
 from triptych.tokenizers.mel_rvq import MelRVQ
 from triptych.tokenizers.pixels import resize_with_white_padding
+from triptych.utils.json_files import read_json
 from triptych.utils.media import Audio
 
 REPORT = "report.json"
@@ -72,7 +72,7 @@ def read_report(bundle: TokenizerBundle) -> dict[str, Any]:
     """The report of a folder of tokenizers; empty if there is none."""
     path = None if bundle.folder is None else bundle.folder / REPORT
     try:
-        return {} if path is None else dict(json.loads(path.read_text()))
+        return {} if path is None else dict(read_json(path))
     except (OSError, ValueError):
         return {}
 

@@ -9,7 +9,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import final
@@ -22,6 +22,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from triptych.errors import CheckpointError, UserError
 from triptych.tokenizers.base import Tokenizer, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.split_text import PIECE_CHARS, split_text
+from triptych.utils.json_files import read_json
 from triptych.vocab import Modality
 
 
@@ -45,6 +47,32 @@ def _encodable(texts: Iterable[str]) -> Iterator[str]:
                 'which is half a character; clean it with text.encode("utf-8", "replace").decode().'
             ) from None
         yield text
+
+
+def _encode_pieces(texts: Iterable[str], encode: Callable[[list[str]], list[list[int]]]) -> list[np.ndarray]:
+    """The ids of every text, encoded in pieces and a bounded number of characters at a time."""
+    rows: list[list[np.ndarray]] = []
+    pieces: list[str] = []
+    owners: list[int] = []
+    size = 0
+
+    def flush() -> None:
+        for owner, ids in zip(owners, encode(pieces) if pieces else []):
+            rows[owner].append(np.array(ids, dtype=np.int32))
+        pieces.clear()
+        owners.clear()
+
+    for text in _encodable(texts):
+        rows.append([])
+        for piece in split_text(text):
+            if size + len(piece) > PIECE_CHARS:
+                flush()
+                size = 0
+            pieces.append(piece)
+            owners.append(len(rows) - 1)
+            size += len(piece)
+    flush()
+    return [row[0] if len(row) == 1 else np.concatenate(row) for row in rows]
 
 
 def _check_range(ids: Sequence[np.ndarray], size: int) -> None:
@@ -89,7 +117,7 @@ class ByteBPE:
             special_tokens=[],
             show_progress=False,
         )
-        pipeline.train_from_iterator(_encodable(texts), trainer)
+        pipeline.train_from_iterator((piece for text in _encodable(texts) for piece in split_text(text)), trainer)
         trained = cls([(left, right) for left, right in json.loads(pipeline.to_str())["model"]["merges"]])
         assert trained._pipeline.get_vocab() == pipeline.get_vocab()  # the ids follow from the merges
         return trained
@@ -103,7 +131,8 @@ class ByteBPE:
         return hash_arrays({"kind": self.kind, "merges": self.merges}, {})
 
     def encode(self, items: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(row.ids, dtype=np.int32) for row in self._pipeline.encode_batch(list(_encodable(items)))]
+        # Without offsets, which nobody needs: a third of the memory.
+        return _encode_pieces(items, lambda pieces: [row.ids for row in self._pipeline.encode_batch_fast(pieces)])
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         _check_range(ids, self.vocab_size)
@@ -119,7 +148,7 @@ class ByteBPE:
         read_spec(folder, [cls.kind])
         path = folder / "bpe.json"
         try:
-            merges = json.loads(path.read_text(encoding="utf-8"))["merges"]
+            merges = read_json(path)["merges"]
             return cls([(str(left), str(right)) for left, right in merges])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is not a saved byte-level BPE ({error}).") from error
@@ -193,7 +222,7 @@ class Tiktoken:
         return hash_arrays(config, {})
 
     def encode(self, items: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(self._encoding.encode_ordinary(text), dtype=np.int32) for text in _encodable(items)]
+        return _encode_pieces(items, lambda pieces: list(map(self._encoding.encode_ordinary, pieces)))
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         _check_range(ids, self.vocab_size)

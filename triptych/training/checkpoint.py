@@ -10,28 +10,33 @@ The shards have the safetensors format of torch.distributed.checkpoint (DCP), wh
 a tensor belongs. So any number of ranks can read what any other number has written, and nothing is ever unpickled.
 """
 
-import hashlib
-import json
 import os
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from triptych.errors import CheckpointError
+from triptych.hub.weights import is_finite
+from triptych.training.checkpoint_contents import check_headers, not_finite, read_headers
+from triptych.training.distributed import local
 from triptych.training.ranks import Ranks
+from triptych.utils.checksums import sha256
 from triptych.utils.files import with_retries
+from triptych.utils.json_files import read_json
 from triptych.utils.legacy import with_current_keys, with_current_model_keys
 
 PARTIAL = ".partial-"
 """Prefix of the folder of a checkpoint that is being written."""
 STATE, MANIFEST, VERSION = "state.json", "manifest.json", 2
 _BAD = "bad-"
+T = TypeVar("T")
 # DCP warns about a process without a process group, which is the usual case here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
@@ -83,8 +88,10 @@ def _rename_to_bad(path: Path) -> Path:
 
 def verify(path: Path) -> dict[str, Any]:
     """Raise an error unless the checkpoint is exactly what was written; returns its state."""
+    if path.is_symlink():
+        raise CheckpointUnavailable(f"{path} is a link. A checkpoint is a folder of its run: copy it here.")
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = _read(path / MANIFEST)
         if isinstance(manifest["version"], int) and manifest["version"] != VERSION:
             raise CheckpointUnavailable(
                 f"{path} is a checkpoint of version {manifest['version']}, but this software reads version {VERSION}. "
@@ -93,10 +100,10 @@ def verify(path: Path) -> dict[str, Any]:
         if manifest["format"] != "triptych-checkpoint":
             raise ValueError(f"it is a {manifest['format']}")
         expected: dict[str, str] = dict(manifest["sha256"])
-        present = {file.name for file in path.iterdir()} - {MANIFEST}
-    except CheckpointUnavailable:
+        present = _readable(path, lambda: {file.name for file in path.iterdir()}) - {MANIFEST}
+    except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not a complete checkpoint ({error!r}).") from error
     if present != expected.keys():
         missing, extra = sorted(expected.keys() - present), sorted(present - expected.keys())
@@ -115,14 +122,16 @@ def verify(path: Path) -> dict[str, Any]:
 def read_state(path: Path) -> dict[str, Any]:
     """The contents of `state.json`, with current configuration keys."""
     try:
-        state = json.loads((path / STATE).read_text())
+        state = _read(path / STATE)
         if not isinstance(state["step"], int) or not isinstance(state.get("guard", {}), dict):
             raise TypeError("step or guard")
         for key, rename in (("config", with_current_keys), ("shape", with_current_model_keys)):
             if key in state:
                 state[key] = rename(state[key])
         return state
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path / STATE} is not the state of a run ({error!r}).") from error
 
 
@@ -139,11 +148,15 @@ def is_rollback_target(path: Path) -> bool:
 
 def load_into(path: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
     """Fill tensors from a verified checkpoint, whatever number of ranks wrote it. All ranks must call it."""
+    check_headers(path, tensors)
     reader = dcp.HuggingFaceStorageReader(str(path))
     try:
         dcp.load(tensors, storage_reader=reader, no_dist=ranks.size == 1)
     except (Exception, dcp.CheckpointException) as error:  # CheckpointException is a BaseException
         raise CheckpointError(f"{path} does not fit this run: {reason(error)}") from error
+    bad = next((name for name, tensor in tensors.items() if not is_finite(local(tensor))), None)
+    if ranks.any([bad is not None])[0]:  # all ranks end, not only the one that has the number
+        raise not_finite(path, next(name for name in ranks.gather(bad) if name is not None))
 
 
 @dataclass(frozen=True)
@@ -162,31 +175,36 @@ class Checkpoint:
 def load(path: Path, *parts: str) -> Checkpoint:
     """Verify a checkpoint and read it, or only the named parts of it, in one process."""
     state = verify(path)
-    try:
-        metadata = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    except Exception as error:  # of safetensors, or a malformed header
-        raise CheckpointError(f"{path} does not hold the tensors of a run: {reason(error)}") from error
-    wanted = {name: meta for name, meta in metadata.items() if not parts or name.partition("/")[0] in parts}
     tensors = {
         name: torch.empty(meta.size, dtype=meta.properties.dtype)
-        for name, meta in wanted.items()
-        if isinstance(meta, dcp.TensorStorageMetadata)  # always true of safetensors
+        for name, meta in read_headers(path).items()
+        if not parts or name.partition("/")[0] in parts
     }
     load_into(path, tensors, Ranks())
     return Checkpoint(state["step"], {key: value for key, value in state.items() if key != "step"}, tensors)
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _sha256_of_file(path: Path) -> str:
-    """The hash of a regular file; reads that fail are tried again, because that is not damage."""
-    if path.is_symlink():
-        return "a link"
+    """The hash of a regular file."""
+    return "a link" if path.is_symlink() else _readable(path, lambda: sha256(path))
+
+
+def _read(path: Path) -> Any:
+    """The contents of a JSON file of a checkpoint."""
+    return _readable(path, lambda: read_json(path))
+
+
+def _readable(path: Path, read: Callable[[], T]) -> T:
+    """What `read` returns. Reads that fail are tried again, because that is not damage; a file that is not there is."""
+
+    def attempt() -> T:
+        try:
+            return read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise CheckpointError(f"{path.parent} is not a complete checkpoint ({error!r}).") from error
+
     try:
-        return with_retries(lambda: sha256(path), OSError)
+        return with_retries(attempt, OSError)
     except OSError as error:
         raise CheckpointUnavailable(
             f"{path} cannot be read ({reason(error)}). Is the file system available?"

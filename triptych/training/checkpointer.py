@@ -23,9 +23,9 @@ from triptych.training.checkpoint import (
     is_rollback_target,
     list_checkpoints,
     reason,
-    sha256,
 )
 from triptych.training.ranks import Ranks
+from triptych.utils.checksums import sha256
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,10 @@ def _prepare(folder: Path, partial: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(f"{PARTIAL}*"):
-            shutil.rmtree(leftover)
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
         partial.mkdir()
     except OSError as error:
         return reason(error)

@@ -12,11 +12,13 @@ from triptych.model.transformer import ModelConfig
 from triptych.sample.names import PRESET_NAMES
 from triptych.transfer.groups import BaseHyperparameters, Transfer, TransferConfig
 from triptych.transfer.sde import Sde
+from triptych.utils.arguments import check_fields
 from triptych.utils.config import differences, register_choices
 from triptych.utils.voice_request import check_voices
 
 _MAX_Z_LOSS_WEIGHT = 1e6  # far above any useful value, far below the largest float32
 _MAX_THREADS = 4096
+_MAX_DRAWS = 65_536
 
 register_choices(Schedule, SCHEDULES)
 
@@ -40,6 +42,7 @@ class OptimizerConfig:
     """Final learning rate, as a fraction of lr."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("lr", "eps"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"{name} must be positive, got {getattr(self, name)!r}.")
@@ -66,8 +69,11 @@ class ValidationConfig:
     """Masks per sequence."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if min(self.every, self.sequences, self.draws) < 1:
             raise UserError("validation needs every, sequences and draws of at least 1.")
+        if self.draws > _MAX_DRAWS:
+            raise UserError(f"validation.draws must be at most {_MAX_DRAWS:,}, got {self.draws}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +98,12 @@ class ParallelConfig:
     """Seconds without a finished step after which every rank prints its stack traces."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.shard is not None and self.shard < 1:
             raise UserError(f"parallel.shard must be at least 1, or none for all ranks, got {self.shard}.")
         for name in ("timeout", "hang_timeout"):
-            if not 0 < getattr(self, name) < 1e9:
-                raise UserError(f"parallel.{name} must be a positive number of seconds, got {getattr(self, name)!r}.")
+            if not 1 <= getattr(self, name) < 1e9:
+                raise UserError(f"parallel.{name} must be at least 1 second, got {getattr(self, name)!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +122,7 @@ class GuardConfig:
     """Rollbacks allowed in one run."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.spike_sigmas is not None and not 0 < self.spike_sigmas < float("inf"):
             raise UserError(f"guard.spike_sigmas must be positive, or none, got {self.spike_sigmas!r}.")
         if min(self.spike_window, self.max_consecutive_skips) < 1 or self.max_rollbacks < 0:
@@ -141,6 +149,7 @@ class PromptConfig:
     """Prompts that TensorBoard shows as image and speech at each validation."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_voices(self.voices, self.voice_request, set(self.words))
 
 
@@ -194,6 +203,7 @@ class RunConfig:
     """Seed of the initial weights; data and masks have their own seeds."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_norm(self.norm)
         if self.sampling_preset not in PRESET_NAMES:
             raise UserError(

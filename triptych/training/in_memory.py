@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from triptych.data.loader import Loader
+from triptych.model.transformer import Transformer
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.training.step import build_model, build_optimizer, train_step
@@ -53,6 +54,15 @@ def train_in_memory(
     device: torch.device = torch.device("cpu"),  # noqa: B008
 ) -> Outcome:
     """Train a run from start to end. It counts as diverged at the first number that is not finite."""
+    return train_model(config, bundle, device)[1]
+
+
+def train_model(
+    config: RunConfig,
+    bundle: TokenizerBundle,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> tuple[Transformer, Outcome]:
+    """Like `train_in_memory`, with the trained model."""
     started = time.monotonic()
     model = build_model(config, bundle.vocabulary, device)
     optimizer = build_optimizer(model, config.resolved)
@@ -64,7 +74,7 @@ def train_in_memory(
             losses.append(sums.loss)
             seen.append(tokens)
             if sums.skipped or not math.isfinite(sums.loss):
-                return Outcome(diverged=True, tokens=tokens, seconds=time.monotonic() - started)
+                return model, Outcome(diverged=True, tokens=tokens, seconds=time.monotonic() - started)
     validator = Validator.of_run(config)
     estimates = validator.estimate(model, device)
     validation = {name: estimate.nats_per_token for name, estimate in estimates.items()}
@@ -72,7 +82,7 @@ def train_in_memory(
     final = losses[-max(1, round(_FINAL_SHARE * len(losses))) :]
     diverged = not all(map(math.isfinite, validation.values()))
     seconds = time.monotonic() - started
-    return Outcome(validation, float(np.mean(final)), diverged, tokens, _curve(seen, losses), seconds)
+    return model, Outcome(validation, float(np.mean(final)), diverged, tokens, _curve(seen, losses), seconds)
 
 
 def _curve(seen: list[int], losses: list[float]) -> list[tuple[int, float]]:

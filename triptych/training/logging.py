@@ -1,7 +1,6 @@
 """Records of a run: one JSON line per event in RUN/records.jsonl. Console, TensorBoard and plots use these events."""
 
 import contextlib
-import json
 import math
 import os
 import platform
@@ -14,6 +13,8 @@ from typing import Any, Protocol
 import torch
 
 import triptych
+from triptych.utils.files import write_atomically
+from triptych.utils.json_lines import read_lines, to_line, warn_of_damage
 from triptych.utils.legacy import with_current_keys
 from triptych.utils.units import human_duration
 
@@ -37,17 +38,19 @@ class RunLog:
         self._is_failing = False
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int) -> list[int]:
+        """Drop the events after a step; returns the numbers of damaged lines, which are dropped, too."""
         if not self.path.exists():
-            return
-        events = [event for event in _read_events(self.path) if event.get("step", 0) <= step]
-        temporary = self.path.with_suffix(".partial")
-        temporary.write_text("".join(json.dumps(_finite(event), allow_nan=False) + "\n" for event in events))
-        os.replace(temporary, self.path)
+            return []
+        events, damaged = read_lines(self.path)
+        damaged += [number for number, event in events.items() if not _is_event(event)]
+        kept = [event for event in events.values() if _is_event(event) and event.get("step", 0) <= step]
+        write_atomically(self.path, "".join(to_line(_finite(event)) for event in kept).encode())
+        return sorted(damaged)
 
     def __call__(self, kind: str, **fields: Any) -> None:
         event = _finite({"kind": kind, "time": round(time.time(), 3), **fields})
-        self._unwritten.append(json.dumps(event, allow_nan=False) + "\n")
+        self._unwritten.append(to_line(event))
         self._write()
         for logger in list(self.loggers):
             try:
@@ -93,21 +96,23 @@ class NullLog:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All events, with current configuration keys; a last line that a crash cut off is ignored."""
+    """All events, with current configuration keys; there is a warning of damaged lines, which are left out.
+
+    A last line that a crash cut off is ignored.
+    """
+    events, damaged = read_lines(path)
+    damaged += [number for number, event in events.items() if not _is_event(event)]
+    warn_of_damage(path, sorted(damaged))
     return [
         {**event, "config": with_current_keys(event["config"])} if isinstance(event.get("config"), dict) else event
-        for event in _read_events(path)
+        for event in events.values()
+        if _is_event(event)
     ]
 
 
-def _read_events(path: Path) -> list[dict[str, Any]]:
-    events = []
-    for line in path.read_text().splitlines():
-        try:
-            events.append(json.loads(line))
-        except ValueError:
-            continue
-    return events
+def _is_event(event: dict[str, Any]) -> bool:
+    """Whether a record has what all readers rely on; earlier versions wrote no checksums, so a flip may hide here."""
+    return isinstance(event.get("kind"), str) and isinstance(event.get("step", 0), int)
 
 
 def environment() -> dict[str, Any]:

@@ -30,6 +30,7 @@ from triptych.training.step import StepSums, train_step, update_ema
 from triptych.training.validate import Validator
 from triptych.utils.config import to_json
 from triptych.utils.files import write_atomically
+from triptych.utils.json_lines import damage_of
 
 OnValidation = Callable[[Run, Transformer], None]
 
@@ -133,7 +134,8 @@ class _Trainer:
     def _validate(self) -> None:
         run, step, model = self.run, self.run.state.step, self.run.state.eval_model
         if run.config.validation_folders:
-            estimates = self.validator.estimate(model, run.device)
+            with explain_out_of_memory(run.config, run.bundle, run.ranks, run.device, "during validation"):
+                estimates = self.validator.estimate(model, run.device)
             self.records("validation", step=step, nelbo={name: e.as_json for name, e in estimates.items()})
         if run.ranks.any([self.on_validation is not None])[0]:
             model = gather_model(model) if is_sharded(model) else model
@@ -247,7 +249,7 @@ def _open_records(run: Run, loggers: list[Logger], peak_flops: float | None) -> 
         return NullLog()
     config, step = to_json(run.config), run.state.step
     records = RunLog(run.folder / "records.jsonl", loggers)
-    records.rewind(step)
+    damaged = records.rewind(step)
     write_atomically(run.folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
     count = count_parameters(run.config.model, run.bundle.vocabulary)
     records(
@@ -263,7 +265,7 @@ def _open_records(run: Run, loggers: list[Logger], peak_flops: float | None) -> 
         config=config,
         ranks=run.ranks.size,
     )
-    for message in run.messages:
+    for message in [*run.messages, *([damage_of(records.path, damaged)] if damaged else [])]:
         records("note", step=step, text=message)
     return records
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from triptych.errors import UserError
+from triptych.training.launch import STORE_FILE
 
 T = TypeVar("T")
 
@@ -136,8 +137,15 @@ def init_ranks(timeout: float = 600.0, device: torch.device | None = None) -> Ra
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         # gloo beside nccl: records, signals and checkpoints are exchanged between CPUs.
+        backend, limit = "cpu:gloo,cuda:nccl" if is_cuda else "gloo", timedelta(seconds=timeout)
         with _sigterm_kills():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if is_cuda else "gloo", timeout=timedelta(seconds=timeout))
+            if STORE_FILE in os.environ:  # nobody else can write to this file
+                store = dist.FileStore(os.environ[STORE_FILE], size)
+                store.set_timeout(limit)
+                rank = int(os.environ["RANK"])
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+            else:  # of torchrun, or of several machines
+                dist.init_process_group(backend, timeout=limit)
     return Ranks(dist.get_rank(), size, timeout=timeout)
 
 

@@ -1,5 +1,6 @@
 """`train`: train a model by a recipe, in one process or as one of several ranks."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -18,13 +19,15 @@ from triptych.training.peak import matmul_peak, products_dtype
 from triptych.training.ranks import RankLost, Ranks, communication_problem, init_ranks, rank_device, shutdown_ranks
 from triptych.training.setup import need_data, open_run
 from triptych.training.signals import RunStopped
+from triptych.utils.arguments import checked
 from triptych.utils.config import override
 from triptych.utils.device import resolve_device
 
 
+@checked
 def train(
     recipe: str | RunConfig,
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     *,
     out: Path | str | None = None,
     device: str = "auto",
@@ -55,7 +58,7 @@ def train(
         config = override(recipe, changes)
     need_data(config)  # before the tokenizers, which may be missing too
     if config.threads is not None:
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(threads_to_use(config.threads))
     folder = Path("runs") / config.recipe if out is None else Path(out)
     try:
         used_device = resolve_device(rank_device(device))
@@ -74,6 +77,14 @@ def train(
             raise SystemExit(getattr(error, "exit_code", UserError.exit_code)) from None
         raise
     return folder
+
+
+def threads_to_use(threads: int) -> int:
+    """A number of threads; far more than this machine has CPUs are refused, which would only fill its memory."""
+    most = max(16, 4 * (os.cpu_count() or 1))
+    if threads > most:
+        raise UserError(f"threads={threads} is far more than the {os.cpu_count()} CPUs here; use threads=none for all.")
+    return threads
 
 
 def _train(

@@ -1,6 +1,5 @@
 """Open a run: new, from a saved model, or from its newest checkpoint. Check its data, tokenizers and memory."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from triptych.training.ranks import Ranks
 from triptych.training.state import Run, TrainState
 from triptych.training.step import build_model, build_optimizer, init_optimizer_state
 from triptych.utils.config import differences, from_json
+from triptych.utils.json_files import read_json
 from triptych.utils.legacy import with_current_keys
 from triptych.utils.locks import FolderLock
 
@@ -133,7 +133,7 @@ def read_run_config(folder: Path) -> RunConfig:
     if not (folder / "records.jsonl").exists():
         raise UserError(f"{folder} holds no run to resume: expected config.json and records.jsonl in it.")
     try:
-        content = with_current_keys(json.loads(path.read_text()))
+        content = with_current_keys(read_json(path))
         return from_json(RunConfig, content)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not the configuration of a run ({error}).") from error

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-_ECHO_SECONDS = 0.5
+ECHO_SECONDS = 0.5
+"""A repetition of a signal within this time is not a second signal."""
 
 
 class RunStopped(KeyboardInterrupt):
@@ -35,6 +36,13 @@ def exit_code_after(number: int) -> int:
     return 130 if number == signal.SIGINT else 75
 
 
+def handled_signals() -> list[signal.Signals]:
+    """The stop signals that this process does not ignore: `nohup` makes it ignore SIGHUP."""
+    return [
+        number for number in STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+
 class StopSignals:
     """Remembers the first stop signal, so that the current step can finish; a second one raises `RunStopped`.
 
@@ -51,7 +59,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is not threading.main_thread():
             return self  # Python delivers signals to the main thread only
-        for number in STOP_SIGNALS:
+        for number in handled_signals():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -67,5 +75,5 @@ class StopSignals:
     def _handle(self, number: int, _: Any) -> None:
         if self.received is None:
             self.received, self._time = number, time.monotonic()
-        elif number != self.received or time.monotonic() - self._time > _ECHO_SECONDS:
+        elif number != self.received or time.monotonic() - self._time > ECHO_SECONDS:
             raise RunStopped(number, self._current_step(), saved=False)

@@ -12,6 +12,7 @@ from triptych.model.transformer import ModelConfig, TaggedParam
 from triptych.transfer.per_module import Multipliers, MultiplierTable, load_multiplier_table
 from triptych.transfer.rules import RULES, RuleName, ScalingRow, TransferRule, kind_of
 from triptych.transfer.sde import Sde
+from triptych.utils.arguments import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class TransferConfig:
     """Changes to that table: role or prefix of roles -> lr, decay, alpha1, alpha2, eps, init."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.rule not in RULES:
             raise UserError(f"unknown transfer rule {self.rule!r}.{did_you_mean(str(self.rule), list(RULES))}")
         for name in ("base_width", "base_layers", "base_batch", "base_steps", "base_seq_len"):

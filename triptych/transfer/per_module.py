@@ -13,6 +13,7 @@ from typing import Any
 
 from triptych.errors import UserError, did_you_mean
 from triptych.transfer.rules import role_prefixes
+from triptych.utils.json_files import read_json
 
 _MAY_BE_ZERO = ("lr", "decay", "init")  # alpha = 0 means beta = 1: moments that never change
 
@@ -93,7 +94,7 @@ def load_multiplier_table(name: str) -> MultiplierTable:
             f"{name!r} is neither a file nor a preset of multipliers.{did_you_mean(name, list(MULTIPLIER_TABLES))}"
         )
     try:
-        return MultiplierTable.from_json(json.loads(path.read_text()))
+        return MultiplierTable.from_json(read_json(path))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a table of multipliers ({error}).") from error
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from triptych.errors import UserError, did_you_mean, nearest
+from triptych.utils.arguments import check_values
 from triptych.utils.legacy import RENAMED_KEYS
 
 Config = TypeVar("Config")
@@ -76,11 +77,12 @@ def _from_json(hint: Any, value: Any, name: str) -> Any:
             what = f"has the unknown key {unknown[0]!r}" if isinstance(value, dict) else "must have fields"
             raise UserError(f"{name or 'the configuration'} {what}.")
         inner = {key: _from_json(hints[key], item, f"{name}.{key}" if name else key) for key, item in value.items()}
+        check_values(inner, hints)
         try:
             return hint(**inner)  # type: ignore[operator]
         except TypeError as error:
             raise UserError(f"{name or 'the configuration'} lacks a field ({error}).") from error
-    if get_origin(hint) is tuple:
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
         return tuple(value)
     return value
 

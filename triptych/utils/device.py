@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from triptych.errors import UserError
+from triptych.utils.arguments import shown
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +13,8 @@ def resolve_device(name: "str | torch.device") -> "torch.device":
     """The torch device of that name, if this machine has it; "auto" is the first of CUDA, MPS and CPU."""
     import torch
 
+    if not isinstance(name, str | torch.device):
+        raise UserError(f"unknown device {shown(name)}; expected auto, cpu, cuda, cuda:N or mps.")
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")

@@ -1,6 +1,8 @@
 """Files on disks that fail: writes that a crash cannot cut in half, reads that are tried again."""
 
+import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,17 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def open_regular(path: str | Path) -> int:
+    """A descriptor to read a file from. Anything else, such as a pipe without a writer, is an `OSError`, not a wait."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(number, os.strerror(number) if stat.S_ISDIR(kind) else "not a regular file", str(path))
+    return handle
 
 
 def with_retries(read: Callable[[], T], errors: type[Exception] | tuple[type[Exception], ...]) -> T:

@@ -7,18 +7,24 @@ Audio.load, Audio.save    audio files
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from triptych.errors import DataError, UserError
+from triptych.utils.arguments import check_fields, checked
+from triptych.utils.files import open_regular
+
+T = TypeVar("T")
 
 WHITE = (255, 255, 255)
+MAX_INPUT_BYTES = 256 << 20
+"""Limit for the bytes of a file that are passed instead of its path."""
 Source = bytes | str | Path
 """A file: its path, or its bytes."""
 
@@ -32,15 +38,22 @@ class Audio:
     sample_rate: int
     """Samples per second."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.sample_rate < 1:
+            raise UserError(f"sample_rate must be at least 1, got {self.sample_rate}.")
+
     @property
     def seconds(self) -> float:
         return len(self.samples) / self.sample_rate
 
     @classmethod
+    @checked
     def load(cls, source: Source, max_seconds: float = 3600.0) -> "Audio":
         """Read a WAV, FLAC, OGG or MP3 file. Channels are averaged; a longer file is an error."""
         return read_audio(source, max_seconds=max_seconds)
 
+    @checked
     def save(self, path: str | Path) -> Path:
         """Write a WAV, FLAC (both 16 bits) or OGG file; missing folders are created."""
         import soundfile
@@ -69,13 +82,22 @@ def read_image(source: Source, max_pixels: int = 2**26) -> Image.Image:
 
     The size is checked before pixels are decoded. Only raster formats are tried.
     """
+    return _read_image(source, max_pixels, _on_white)
+
+
+def read_transparency(source: Source, max_pixels: int = 2**26) -> np.ndarray:
+    """[H, W] bool: the pixels of an image that are more transparent than opaque."""
+    return _read_image(source, max_pixels, lambda image: np.asarray(image.convert("RGBA"))[..., 3] < 128)
+
+
+def _read_image(source: Source, max_pixels: int, convert: Callable[[Image.Image], T]) -> T:
     with _stream(source) as (stream, name):
         try:
             with Image.open(stream, formats=_IMAGE_FORMATS) as image:
                 if min(image.size) < 1 or image.width * image.height > max_pixels:
                     raise DataError(f"{name} has {image.width} x {image.height} pixels; expected 1 to {max_pixels:,}.")
                 image.load()
-                return _on_white(_upright(image))
+                return convert(_upright(image))
         except DataError:
             raise
         except UnidentifiedImageError:
@@ -241,10 +263,14 @@ def _check_riff_length(stream: BinaryIO, name: str) -> None:
 def _stream(source: Source) -> Iterator[tuple[BinaryIO, str]]:
     """Open a file or bytes as a stream; the second value is its name in errors."""
     if isinstance(source, bytes):
+        if len(source) > MAX_INPUT_BYTES:
+            raise DataError(f"expected at most {MAX_INPUT_BYTES >> 20} MiB, got {len(source) >> 20} MiB.")
         yield io.BytesIO(source), "the given file"
         return
+    if not isinstance(source, str | Path):  # a number would be an open file, such as standard output
+        raise UserError(f"expected a file as its path or its bytes, got {type(source).__name__}.")
     try:
-        file = open(source, "rb")  # noqa: SIM115 (closed below)
+        file = open(open_regular(source), "rb")  # noqa: SIM115 (closed below)
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         raise DataError(f"{str(source)!r} cannot be read ({getattr(error, 'strerror', None) or error}).") from error
     with file:

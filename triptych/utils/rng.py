@@ -23,6 +23,7 @@ class DataStream(IntEnum):
     OPEN_TEXT = 5
     VALIDATION_SAMPLE = 6
     HELD_OUT = 7
+    SUBSET = 8
 
 
 class CorruptStream(IntEnum):

@@ -52,15 +52,23 @@ def one_thread() -> Iterator[None]:
 
 
 def map_in_order(
-    build: Callable[[], Callable[[Batch], Result]], batches: Iterable[Batch], workers: int
+    build: Callable[[], Callable[[Batch], Result]],
+    batches: Iterable[Batch],
+    workers: int,
+    *,
+    size_of: Callable[[Batch], int] = lambda batch: 0,
+    max_ahead: int = 0,
 ) -> Generator[Result, None, None]:
-    """`map(build(), batches)` in `workers` processes, or in this one if 0. `build` must be picklable."""
+    """`map(build(), batches)` in `workers` processes, or in this one if 0. `build` must be picklable.
+
+    Batches are taken while the sizes of those whose results have not been yielded sum to at most `max_ahead`.
+    """
     if workers == 0:
         yield from map(build(), batches)
         return
     pool = _Pool[Batch, Result](build, workers)
     try:
-        yield from pool.map(batches)
+        yield from pool.map(batches, size_of, max_ahead)
         pool.close()
     finally:
         pool.kill()
@@ -90,8 +98,9 @@ class _Pool(Generic[Batch, Result]):
         self._processes[connection] = process
         return connection
 
-    def map(self, batches: Iterable[Batch]) -> Iterator[Result]:
+    def map(self, batches: Iterable[Batch], size_of: Callable[[Batch], int], max_ahead: int) -> Iterator[Result]:
         idle: list[Connection] = []
+        sizes: dict[int, int] = {}  # of the batches whose results are not yielded
         numbers: dict[Connection, int] = {}  # which batch a process works on
         ready: dict[int, Result] = {}
         due = 0  # number of the result to yield next
@@ -99,13 +108,14 @@ class _Pool(Generic[Batch, Result]):
             if not idle and len(self._processes) < self._workers:
                 idle.append(self._start())
             # Bounds the results that wait for one slow batch.
-            while not idle or number - due > 8 * self._workers:
+            while not idle or number - due > 8 * self._workers or (numbers and sum(sizes.values()) > max_ahead):
                 idle += self._collect(numbers, ready)
                 while due in ready:
                     yield ready.pop(due)
+                    del sizes[due]
                     due += 1
             connection = idle.pop()
-            numbers[connection] = number
+            numbers[connection], sizes[number] = number, size_of(batch)
             self._send(connection, batch)
         while numbers:
             self._collect(numbers, ready)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from triptych.data.fit.samples import FitSamples
 from triptych.errors import UserError, did_you_mean
+from triptych.utils.arguments import check_fields
 
 _FRAMES_PER_SECOND = 25
 _BYTES_PER_ID = 300  # of text, for each id of the BPE
@@ -42,6 +43,7 @@ class FitConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("image_steps", "codebooks"):
             if getattr(self, name) < 1:
                 raise UserError(f"{_option(name)} must be at least 1, got {getattr(self, name)}.")

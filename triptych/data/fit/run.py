@@ -19,7 +19,9 @@ from triptych.data.fit.samples import FitSamples, open_sources, read_samples
 from triptych.data.sources import ReadOptions
 from triptych.errors import UserError, did_you_mean
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.arguments import checked
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.utils.units import human_bytes, human_duration
 from triptych.vocab import Vocabulary
 
@@ -42,6 +44,7 @@ class Fitted:
     samples: FitSamples
 
 
+@checked
 def fit_tokenizers(
     inputs: str | Path | Sequence[str | Path],
     out: str | Path,
@@ -115,7 +118,7 @@ def _check_folder(out: Path, plan: dict[str, Any], overwrite: bool) -> None:
     """Refuse a folder with other files, or with another fit unless it is to be replaced."""
     path = out / _STATE / _PLAN
     if path.exists() and not overwrite:
-        before = json.loads(path.read_text())
+        before = read_json(path)
         if changed := [key for key in plan if before.get(key) != plan[key]]:
             key = changed[0]
             what = f"{key} was {before.get(key)!r}, is {plan[key]!r}"
@@ -138,7 +141,7 @@ def _adopt(out: Path, plan: dict[str, Any], overwrite: bool) -> None:
 
 
 def _stored_size(folder: Path) -> int:
-    return int(json.loads((folder / "tokenizer.json").read_text())["vocab_size"])
+    return int(read_json(folder / "tokenizer.json")["vocab_size"])
 
 
 # -- the three fits ---------------------------------------------------------------------------------------------------

@@ -7,17 +7,21 @@ add its files and expected samples to `tests/data/test_sources.py`. The help of 
 """
 
 import csv
+import errno
 import glob
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
+import stat
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from triptych.data.sources.base import BadSample, Format, Item, ReadOptions
 from triptych.data.sources.manifest import MANIFEST
@@ -36,8 +40,13 @@ FORMATS = (MANIFEST, LIBRISPEECH, TABLE, PAIRS, WEBDATASET, PARQUET, TXT)
 # The other formats may occur beside these: captions are .txt files, transcripts are stored beside audio files.
 _NEVER_TOGETHER = (MANIFEST.name, TABLE.name, PAIRS.name, WEBDATASET.name, PARQUET.name)
 
-# What readers raise on a damaged file.
+# What readers raise on a damaged file. The last three are of tarfile, from headers that contradict each other.
 _UNREADABLE = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError, csv.Error)
+_UNREADABLE += (RecursionError, LookupError, OverflowError)  # type: ignore[assignment]
+
+_MOST_NAMES = 1_000_000  # that a pattern with braces may stand for
+_LONGEST_SHOWN = 1000  # characters of a name in an error
+_LONGEST_NUMBER = 18  # digits in {00..99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +59,20 @@ class Part:
 
 
 class Source:
-    """All samples of some files, in order. A new iteration starts from the beginning."""
+    """All samples of some files, in order. A new iteration starts from the beginning.
 
-    def __init__(self, parts: Sequence[Part], task: Task, options: ReadOptions):
-        self.parts, self.task, self.options = parts, task, options
+    `skipped` are folders and files that cannot be read; they come first, as bad samples.
+    """
+
+    def __init__(self, parts: Sequence[Part], task: Task, options: ReadOptions, skipped: Sequence[BadSample] = ()):
+        self.parts, self.task, self.options, self.skipped = parts, task, options, skipped
         self.fraction = 0.0
         """Fraction of all bytes that the latest iteration has read, from 0 to 1."""
 
     def __iter__(self) -> Iterator[Item]:
         total = max(sum(part.size for part in self.parts), 1)
         before = 0
+        yield from self.skipped
         for part in self.parts:
             for fraction, item in _guarded(part, self.task, self.options):
                 self.fraction = (before + fraction * part.size) / total
@@ -94,7 +107,8 @@ def _guarded(part: Part, task: Task, options: ReadOptions) -> Iterator[tuple[flo
 
 
 def _describe(error: BaseException) -> str:
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip()
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:200]
 
 
 # -- detecting formats ------------------------------------------------------------------------------------------------
@@ -109,12 +123,13 @@ def open_source(
     """
     options = options or ReadOptions()
     formats = FORMATS if format is None else (_format_named(format),)
-    all_parts = [part for text in inputs for path in _expand(text) for part in _parts_of(path, formats)]
+    skipped: dict[str, BadSample] = {}
+    all_parts = [part for text in inputs for path in _expand(text) for part in _parts_of(path, formats, skipped)]
     parts = list({part.path.resolve(): part for part in all_parts}.values())  # a file named twice is read once
     if task not in (None, Task.TEXT) and any(part.format is TXT for part in parts):
         raise UserError(f"plain text files hold no {task.label} samples; leave out --task or choose other inputs.")
     task = task if task is not None else _common_task(parts, options)
-    return Source(parts, task, options)
+    return Source(parts, task, options, list(skipped.values()))
 
 
 def _format_named(name: str) -> Format:
@@ -128,31 +143,68 @@ def _expand(text: str) -> list[Path]:
     """A path, or all paths that match a pattern, sorted. {00..12}, {a,b}, * ? and [] work as in a shell."""
     if not text:
         raise UserError("an input is an empty string; is a shell variable not set?")
-    if Path(text).exists():
+    if _exists(text):
         return [Path(text)]
     names: list[str] = []
     for name in _expand_braces(text):
-        matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))
+        matches = [name] if _exists(name) else sorted(glob.glob(name, recursive=True))
         if not matches:
-            raise DataError(f"no such file or folder: {name}")
+            raise DataError(f"no such file or folder: {name[:_LONGEST_SHOWN]}")
         names += matches
     return [Path(name) for name in names]
 
 
-def _expand_braces(text: str) -> list[str]:
-    brace = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
-    if brace is None:
-        return [text]
-    first, last, listed = brace.groups()
-    if first and int(first) > int(last):
-        raise UserError(f"the range {{{first}..{last}}} in {text!r} is empty; write the lower number first.")
-    words = listed.split(",") if listed else [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    head, tail = text[: brace.start()], text[brace.end() :]
-    return [head + word + rest for word in words for rest in _expand_braces(tail)]
+def _exists(name: str) -> bool:
+    """Whether there is such a file or folder. A pattern may be longer than any name, which is an OSError."""
+    try:
+        return Path(name).exists()
+    except PermissionError as error:
+        raise DataError(f"{name} cannot be read: {_describe(error)}.") from error
+    except (OSError, ValueError):
+        return False
 
 
-def _parts_of(path: Path, formats: Sequence[Format]) -> list[Part]:
-    files = _walk(path) if path.is_dir() else [path]
+def _expand_braces(text: str) -> Iterator[str]:
+    """The names that {00..12} and {a,b} stand for, one by one; too many are refused first."""
+    parts = re.split(r"(\{(?:\d+\.\.\d+|[^{}]*,[^{}]*)\})", text)  # text and braces in turns
+    choices = [_choices(brace, text) for brace in parts[1::2]]
+    if math.prod(map(len, choices)) > _MOST_NAMES:
+        raise UserError(f"{text[:100]!r} stands for more than {_MOST_NAMES:,} names; give the folder, or use *.")
+    for words in itertools.product(*choices):
+        yield parts[0] + "".join(map("".join, zip(words, parts[2::2])))
+
+
+def _choices(brace: str, text: str) -> Sequence[str]:
+    """The words that a brace stands for."""
+    if "," in brace:
+        return brace[1:-1].split(",")
+    first, last = brace[1:-1].split("..")
+    if max(len(first), len(last)) > _LONGEST_NUMBER:
+        raise UserError(f"a number in {text[:100]!r} has more than {_LONGEST_NUMBER} digits.")
+    numbers = range(int(first), int(last) + 1)
+    if not numbers:
+        raise UserError(f"the range {brace} in {text!r} is empty; write the lower number first.")
+    return _Padded(numbers, len(first))
+
+
+class _Padded(Sequence[str]):
+    """Numbers as words of at least a width, made when they are needed: there may be billions."""
+
+    def __init__(self, numbers: range, width: int):
+        self._numbers, self._width = numbers, width
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return str(self._numbers[index]).zfill(self._width)
+
+
+def _parts_of(path: Path, formats: Sequence[Format], skipped: dict[str, BadSample]) -> list[Part]:
+    """The parts of a file or a folder; what cannot be read is added to `skipped`."""
+    files = _walk(path, skipped) if path.is_dir() else [path]
+    if files == [path] and not path.is_file():
+        raise DataError(f"{path} is neither a regular file nor a folder, but a pipe, a socket or a device.")
     parts: dict[str, list[Part]] = {}  # by format
     for format in formats:
         claimed = [file for file in files if format.claims(file)]
@@ -170,13 +222,26 @@ def _parts_of(path: Path, formats: Sequence[Format]) -> list[Part]:
     raise DataError(f"found no samples {where}. Looked for:\n{kinds}")
 
 
-def _walk(folder: Path) -> list[Path]:
-    """All files below a folder, sorted, without hidden ones."""
+def _walk(folder: Path, skipped: dict[str, BadSample]) -> list[Path]:
+    """All regular files below a folder, sorted, without hidden ones. Folders and files without access are skipped."""
+
+    def skip(error: OSError) -> None:
+        name = str(error.filename)
+        if Path(name) == folder:
+            raise DataError(f"the folder {folder} cannot be read: {_describe(error)}.") from error
+        skipped.setdefault(name, BadSample(name, f"no access: {_describe(error)}"))
+
     files: list[Path] = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [Path(parent, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in files if file.exists())  # a link may be broken
+    for parent, folders, names in os.walk(folder, onerror=skip):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in (Path(parent, name) for name in sorted(names) if not name.startswith(".")):
+            try:
+                if stat.S_ISREG(file.stat().st_mode):
+                    files.append(file)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP):  # of a broken link, and of a link to itself
+                    skip(error)
+    return sorted(files)
 
 
 def _common_task(parts: Sequence[Part], options: ReadOptions) -> Task:

@@ -6,24 +6,45 @@ from pathlib import Path, PurePath
 
 from triptych.data.types import RawSample
 from triptych.errors import UserError
+from triptych.utils.arguments import check_fields
 from triptych.vocab import Task
 
 MAX_MEDIA_BYTES = 256 << 20
-"""Limit for one encoded image or audio file."""
+"""Limit for one encoded image or audio file, and for all members of one sample of a tar."""
+MAX_TEXT_BYTES = 32 << 20
+"""Limit for one document; a larger one is a decompression bomb or a file without line ends."""
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 AUDIO_SUFFIXES = (".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav")
+_LONGEST_NAME = 500  # characters of a key or reason
+
+
+def too_long() -> str:
+    """The reason why a text beyond the limit is bad."""
+    return f"text too long: more than {MAX_TEXT_BYTES >> 20} MiB"
+
+
+def too_large(name: str = "") -> str:
+    """The reason why a file beyond the limit is bad."""
+    return f"file too large: {f'{name} has ' if name else ''}more than {MAX_MEDIA_BYTES >> 20} MiB"
 
 
 @dataclass(frozen=True)
 class BadSample:
     """Replaces a sample that cannot be used, so that all other samples keep their numbers.
 
-    `reason` is a short category, optionally followed by ": " and details; summaries count by category.
+    `reason` is a short category, optionally followed by ": " and details; summaries count by category. Both are cut
+    after some hundred characters: files choose the names in them, and all bad samples are kept in memory.
     """
 
     key: str
     reason: str
+
+    def __post_init__(self) -> None:
+        for name in ("key", "reason"):
+            text = getattr(self, name)
+            if isinstance(text, str) and len(text) > _LONGEST_NAME:
+                object.__setattr__(self, name, f"{text[: _LONGEST_NAME - 3]}...")
 
     @property
     def category(self) -> str:
@@ -49,6 +70,7 @@ class ReadOptions:
     """Whether every line of a plain text file is a document."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.prompt_key is not None and self.prompt_key == self.text_key:
             raise UserError(f"--prompt-key and --text-key are both {self.text_key!r}; they name two columns.")
 

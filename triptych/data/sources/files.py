@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from triptych.data.sources.base import BadSample
+from triptych.data.sources.base import MAX_TEXT_BYTES, BadSample, too_long
 from triptych.errors import require
+from triptych.utils.files import open_regular
 
-MAX_TEXT_BYTES = 32 << 20  # of one document; a larger one is a decompression bomb or a file without line ends
+_PIECE_BYTES = 4096  # of a .zst file that are decompressed at once: at most 128 MiB, from a bomb
+_SMALL_PIECE_BYTES = 64
+_MUCH = 1 << 20  # decompressed from one piece: the next one is small
 
 
 class CountedFile(io.BufferedReader):
     """A file that counts how much of it has been read, also when a decompressor reads it."""
 
     def __init__(self, path: Path):
-        super().__init__(io.FileIO(path))
+        super().__init__(io.FileIO(open_regular(path)))
         self.size = max(path.stat().st_size, 1)
 
     @property
@@ -45,6 +48,7 @@ class _ZstdContent(io.RawIOBase):
         self._zstandard = require("zstandard", "data", "reading .zst files")
         self._file, self._frame, self._ready = file, self._new_frame(), memoryview(b"")
         self._started = False  # whether the current frame has received any bytes
+        self._piece = _PIECE_BYTES
 
     def _new_frame(self) -> Any:
         return self._zstandard.ZstdDecompressor().decompressobj()
@@ -60,8 +64,8 @@ class _ZstdContent(io.RawIOBase):
         return count
 
     def _decompress(self) -> bool:
-        """Decompress the next 4 KiB, which give at most 128 MiB. False at the end of the file."""
-        compressed = self._file.read(4096)
+        """Decompress the next few bytes. False at the end of the file."""
+        compressed = self._file.read(self._piece)
         if not compressed:
             if self._started:
                 raise EOFError("the zstd stream ends too early")
@@ -75,7 +79,8 @@ class _ZstdContent(io.RawIOBase):
             self._started, compressed = not self._frame.eof, self._frame.unused_data
             if self._frame.eof:
                 self._frame = self._new_frame()
-        self._ready = memoryview(b"".join(pieces))
+        self._ready = memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        self._piece = _SMALL_PIECE_BYTES if len(self._ready) > _MUCH else _PIECE_BYTES
         return True
 
 
@@ -84,7 +89,7 @@ def read_document(path: Path) -> str | BadSample:
     with CountedFile(path) as file, decompressed(file, path) as stream:
         content = stream.read(MAX_TEXT_BYTES + 1)
     if len(content) > MAX_TEXT_BYTES:
-        return BadSample(str(path), f"text too long: more than {MAX_TEXT_BYTES >> 20} MiB")
+        return BadSample(str(path), too_long())
     return decode_text(content, str(path))
 
 
@@ -98,7 +103,7 @@ def read_lines(path: Path) -> Iterator[tuple[float, str, str | BadSample]]:
             if len(line) == MAX_TEXT_BYTES and not line.endswith(b"\n"):
                 while (rest := stream.readline(MAX_TEXT_BYTES)) and not rest.endswith(b"\n"):
                     pass
-                yield file.fraction, key, BadSample(key, f"text too long: more than {MAX_TEXT_BYTES >> 20} MiB")
+                yield file.fraction, key, BadSample(key, too_long())
             elif line.strip():
                 yield file.fraction, key, decode_text(line.rstrip(b"\r\n"), key, at_start=number == 1)
 

@@ -6,7 +6,6 @@ at the folder LibriSpeech of OpenSLR 12, which may lie beside the manifest or on
 for recognition; `text_raw`, if it is wanted, is chosen as the text's key.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from triptych.data.sources.base import BadSample, Format, Reading, ReadOptions
 from triptych.data.sources.files import CountedFile, decompressed, plain_name
 from triptych.data.sources.tables import json_rows, sample_of, task_of_rows
 from triptych.data.types import RawSample
+from triptych.utils.json_files import parse_json
 from triptych.vocab import Task
 
 _LONGEST_FIRST_LINE = 1 << 16
@@ -27,7 +27,7 @@ def _claims(path: Path) -> bool:
         return False
     try:
         with CountedFile(path) as file, decompressed(file, path) as stream:
-            row = json.loads(stream.readline(_LONGEST_FIRST_LINE))
+            row = parse_json(stream.readline(_LONGEST_FIRST_LINE))
     except (OSError, EOFError, ValueError, RecursionError):
         return False
     return isinstance(row, dict) and isinstance(row.get("audio_filepath"), str)

@@ -9,15 +9,15 @@ Relative paths start at the folder of the table.
 
 import csv
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from triptych.data.sources.base import (
     AUDIO_SUFFIXES,
     IMAGE_SUFFIXES,
     MAX_MEDIA_BYTES,
+    MAX_TEXT_BYTES,
     BadSample,
     Format,
     Item,
@@ -25,10 +25,13 @@ from triptych.data.sources.base import (
     ReadOptions,
     media_name,
     task_of_name,
+    too_large,
+    too_long,
 )
 from triptych.data.sources.files import CountedFile, decompressed, plain_name, read_lines
 from triptych.data.types import RawSample
 from triptych.errors import DataError, UserError
+from triptych.utils.json_files import parse_json
 from triptych.vocab import Task
 
 TEXT_COLUMNS = ("text", "caption", "transcript", "transcription", "sentence")
@@ -50,6 +53,7 @@ MEDIA_COLUMNS = {
 _MEDIA_ONLY = ("image", "image_path", "img", "audio_filepath", "audio", "audio_path")
 _MOST_SECONDS = 1e9
 _ROWS_INSPECTED = 1000  # to detect the task of a table
+_MAX_VALUES = 1 << 20  # in a line of JSON: a list of empty lists takes 30 times as much memory as its text
 _MAX_FIELD_BYTES = 16 << 20  # in CSV, where an unclosed quote would swallow the rest of the file
 _JSON_LINES = (".jsonl", ".ndjson")
 Row = Mapping[str, Any]
@@ -109,13 +113,15 @@ def sample_of(row: Any, key: str, folder: Path, task: Task, options: ReadOptions
     if prompt_and_text is None:
         return BadSample(key, f"no text: looked for {_wanted(options)}")
     prompt, text = prompt_and_text
+    if len(prompt) + len(text) > MAX_TEXT_BYTES:
+        return BadSample(key, too_long())
     if task == Task.TEXT:
         return RawSample(key, text, prompt=prompt)
     media = find_media(row, task, options)
     if media is None:
         return BadSample(key, f"no {media_name(task)}: the row has {_columns(row)}")
     if len(media) > MAX_MEDIA_BYTES:
-        return BadSample(key, f"file too large: more than {MAX_MEDIA_BYTES >> 20} MiB")
+        return BadSample(key, too_large())
     try:
         offset, duration = _seconds(row.get("offset")), _seconds(row.get("duration"))
     except (TypeError, ValueError, OverflowError):
@@ -192,25 +198,47 @@ def json_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
         if isinstance(line, BadSample):
             yield fraction, key, line
             continue
+        if line.count(",") > _MAX_VALUES:
+            yield fraction, key, BadSample(key, f"bad JSON: more than {_MAX_VALUES:,} values")
+            continue
         try:
-            yield fraction, key, json.loads(line)
+            yield fraction, key, parse_json(line)
         except (ValueError, RecursionError) as error:
             yield fraction, key, BadSample(key, f"bad JSON: {error}")
+
+
+class _CsvLines:
+    """The lines of a CSV file. A row with quotes may have many; too long a row is an error, and the next row follows.
+
+    Bytes that are not UTF-8 become lone surrogates, which make only their own sample bad.
+    """
+
+    def __init__(self, stream: BinaryIO):
+        self._stream, self.row_bytes = stream, 0
+
+    def __iter__(self) -> "_CsvLines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._stream.readline(_MAX_FIELD_BYTES)
+        if not line:
+            raise StopIteration
+        self.row_bytes += len(line)
+        if self.row_bytes > MAX_TEXT_BYTES:
+            raise csv.Error(f"a row of more than {MAX_TEXT_BYTES >> 20} MiB")
+        return line.decode("utf-8", "surrogateescape")
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[float, str, Any]]:
     csv.field_size_limit(_MAX_FIELD_BYTES)
     with CountedFile(path) as file, decompressed(file, path) as stream:
-        # Bytes that are not UTF-8 become lone surrogates, which make only their own sample bad.
-        lines = (
-            line.decode("utf-8", "surrogateescape") for line in iter(lambda: stream.readline(_MAX_FIELD_BYTES), b"")
-        )
+        lines = _CsvLines(stream)
         reader = csv.reader(lines, delimiter="\t" if plain_name(path).endswith(".tsv") else ",")
         header = [name.strip() for name in next(reader, [])]
         if header:
             header[0] = header[0].removeprefix("\ufeff")
         while True:
-            key = f"{path}:{reader.line_num + 1}"
+            key, lines.row_bytes = f"{path}:{reader.line_num + 1}", 0
             try:
                 fields = next(reader)
             except StopIteration:

@@ -1,22 +1,35 @@
 """WebDataset: tar files in which the members of one sample are adjacent and share their name up to the first dot.
 
-Nothing is unpacked to disk. A sample with a link, or with a name that leads outside, is bad.
+Nothing is unpacked to disk. A sample with a link, or with a name that leads outside, is bad. Sizes are checked before
+anything is read: a header may claim a name of gigabytes.
 """
 
-import json
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-from triptych.data.sources.base import MAX_MEDIA_BYTES, BadSample, Format, Item, Reading, ReadOptions, task_of_name
+from triptych.data.sources.base import (
+    MAX_MEDIA_BYTES,
+    MAX_TEXT_BYTES,
+    BadSample,
+    Format,
+    Item,
+    Reading,
+    ReadOptions,
+    task_of_name,
+    too_large,
+    too_long,
+)
 from triptych.data.sources.files import CountedFile, decode_text, decompressed
 from triptych.data.sources.tables import MEDIA_COLUMNS, sample_of
 from triptych.errors import DataError
+from triptych.utils.json_files import parse_json
 from triptych.vocab import Task
 
 _BLOCK = 512
+_MAX_HEADER_BYTES = 1 << 16  # of one member, with the extended headers before it that hold long names
 
 
 @dataclass
@@ -25,17 +38,41 @@ class _Group:
 
     name: str
     row: dict[str, Any] = field(default_factory=dict)
+    size: int = 0
+    """Bytes of the members in the row."""
     problem: str = ""
 
+    def refuse(self, problem: str) -> None:
+        self.row.clear()
+        self.problem = problem
 
-def _members(path: Path) -> Iterator[tuple[float, tarfile.TarFile, tarfile.TarInfo]]:
-    """All members but folders and hidden files, with the fraction of the tar that has been read."""
-    with CountedFile(path) as file, decompressed(file, path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+
+class _Bounded:
+    """The part of a tar's stream that tarfile uses, with a limit on the bytes that are read for one member."""
+
+    def __init__(self, stream: BinaryIO):
+        self._stream, self.left = stream, _MAX_HEADER_BYTES
+        self.seek, self.tell = stream.seek, stream.tell
+
+    def read(self, size: int) -> bytes:
+        self.left -= size
+        if size < 0 or self.left < 0:
+            raise tarfile.ReadError(f"a tar header of more than {_MAX_HEADER_BYTES >> 10} KiB")
+        return self._stream.read(size)
+
+
+def _members(path: Path) -> Iterator[tuple[float, BinaryIO, tarfile.TarInfo]]:
+    """All members but folders and hidden files, with the fraction of the tar that has been read, and its stream."""
+    with CountedFile(path) as file, decompressed(file, path) as stream:
+        bounded = _Bounded(stream)
+        tar = tarfile.open(fileobj=cast(BinaryIO, bounded), mode="r:")  # noqa: SIM115 (has nothing to close)
         while (member := tar.next()) is not None:
-            # tarfile would otherwise keep every member of a large tar.
+            # tarfile would otherwise keep every member of a large tar, and all global headers.
             tar.members.clear()  # type: ignore[attr-defined]
+            tar.pax_headers.clear()  # type: ignore[attr-defined]
             if not member.isdir() and not PurePosixPath(member.name).name.startswith("."):
-                yield file.fraction, tar, member
+                yield file.fraction, stream, member
+            bounded.left = _MAX_HEADER_BYTES
         # tarfile treats a damaged header as the end of the archive; the real end is zeros or nothing.
         stream.seek(tar.offset)
         if stream.read(_BLOCK).strip(b"\0"):
@@ -48,31 +85,37 @@ def _name_and_suffix(member: tarfile.TarInfo) -> tuple[str, str]:
     return str(path.with_name(stem)) if stem else str(path), suffix.lower()
 
 
-def _problem_of(member: tarfile.TarInfo) -> str:
+def _problem_of(member: tarfile.TarInfo, size: int, *, is_media: bool) -> str:
+    """Why a member cannot be read; `size` is that of its sample with it."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
         return "unsafe name in tar"
     if not member.isreg() or member.issparse():
         return f"not a plain file in tar: {path.name}"
     if member.size > MAX_MEDIA_BYTES:
-        return f"file too large: {path.name} has more than {MAX_MEDIA_BYTES >> 20} MiB"
-    return ""
+        return too_large(path.name)
+    if not is_media and member.size > MAX_TEXT_BYTES:
+        return too_long()
+    return too_large("the sample") if size > MAX_MEDIA_BYTES + MAX_TEXT_BYTES else ""
 
 
 def _add(
-    group: _Group, suffix: str, member: tarfile.TarInfo, tar: tarfile.TarFile, task: Task, options: ReadOptions
+    group: _Group, suffix: str, member: tarfile.TarInfo, stream: BinaryIO, task: Task, options: ReadOptions
 ) -> None:
     """Read a member into the row of its sample, if the task needs it."""
     is_media = suffix == options.media_key or task_of_name(member.name) == task != Task.TEXT
     is_text = suffix in ("txt", "json", options.text_key, options.prompt_key)
     if group.problem or not (is_media or is_text):
         return
-    group.problem = _problem_of(member)
-    if group.problem:
+    group.size += member.size
+    problem = _problem_of(member, group.size, is_media=is_media)
+    if problem:
+        group.refuse(problem)
         return
-    file = tar.extractfile(member)
-    assert file is not None  # it is a plain file
-    content = file.read()
+    stream.seek(member.offset_data)
+    content = stream.read(member.size)
+    if len(content) < member.size:
+        raise tarfile.ReadError("unexpected end of data")
     if is_media:
         group.row[suffix] = content
         return
@@ -87,7 +130,7 @@ def _add(
 
 def _add_fields(group: _Group, text: str, task: Task) -> None:
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
     except (ValueError, RecursionError) as error:
         group.problem = f"bad JSON: {error}"
         return
@@ -99,12 +142,12 @@ def _add_fields(group: _Group, text: str, task: Task) -> None:
 
 def _read_tar(path: Path, task: Task, options: ReadOptions) -> Reading:
     group = _Group("")
-    for fraction, tar, member in _members(path):
+    for fraction, stream, member in _members(path):
         name, suffix = _name_and_suffix(member)
         if name != group.name:
             yield from ((fraction, item) for item in _sample_of_group(group, path, task, options))
             group = _Group(name)
-        _add(group, suffix, member, tar, task, options)
+        _add(group, suffix, member, stream, task, options)
     yield from ((1.0, item) for item in _sample_of_group(group, path, task, options))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from triptych.errors import UserError
+from triptych.utils.arguments import check_fields
 from triptych.vocab import Task
 
 ImageTransform = Literal["pad", "paper"]
@@ -45,11 +46,12 @@ class TokenizeConfig:
     too_long: TooLong = "cut"
     """Whether a longer audio clip is shortened ("cut", as in the paper) or left out ("skip"). Its text stays whole."""
     samples_per_shard: int = 4096
-    """Samples read per shard, bad ones included. A killed run loses at most one shard."""
+    """Samples read per shard, bad ones included; fewer if texts are long. A killed run loses at most one shard."""
     seed: int = 0
     """Seed of the random crops."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.inputs:
             raise UserError("inputs is empty; give at least one file or folder.")
         for name in ("views", "samples_per_shard"):

@@ -22,6 +22,7 @@ from triptych.data.tokenize.config import TokenizeFailed
 from triptych.errors import DataError, UserError
 from triptych.utils.config import changed_keys
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import parse_json, read_json
 from triptych.utils.locks import AlreadyLocked, hold_lock
 from triptych.vocab import Task
 
@@ -73,7 +74,7 @@ def stored_plan(folder: Path) -> Plan:
     if (folder / MANIFEST).exists():
         return Manifest.load(folder).settings
     try:
-        return json.loads((folder / PLAN).read_text())
+        return read_json(folder / PLAN)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / PLAN} cannot be read ({error}). Start over with --overwrite.") from error
 
@@ -146,7 +147,7 @@ def read_journal(folder: Path) -> dict[int, Finished]:
     finished = {}
     for line in (folder / JOURNAL).read_bytes().splitlines() if (folder / JOURNAL).exists() else []:
         try:
-            content = json.loads(line)
+            content = parse_json(line)
             number = content.pop("number")
             shard, bad = ShardInfo(**content.pop("shard")), [BadSample(**sample) for sample in content.pop("bad")]
             entry = Finished(shard=shard, bad=bad, **content)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from triptych.utils.terminal import printable
 from triptych.utils.units import human_number
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         if self._console is not None:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, *, samples: int, tokens: int, bad: int, fraction: float) -> None:
         """Add finished samples, their tokens and bad samples; `fraction` of the source has been read so far."""

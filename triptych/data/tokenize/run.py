@@ -8,11 +8,11 @@ configuration and the input alone, not on the number of processes or on interrup
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from triptych.data.tokenize.config import TokenizeConfig
 from triptych.data.tokenize.encode import Encoder, Outcome
 from triptych.data.tokenize.folder import (
     BAD,
+    Finished,
     Journal,
     Plan,
     adopt,
@@ -38,15 +39,21 @@ from triptych.data.tokenize.progress import Progress
 from triptych.data.types import TokenSample
 from triptych.errors import DataError, UserError, did_you_mean
 from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.utils.arguments import checked, shown
 from triptych.utils.workers import map_in_order, one_thread
 from triptych.vocab import Modality, Task, Vocabulary
 
 _BATCH_SAMPLES = 16  # enough to amortise a call, few enough that the images of all processes fit into memory
+_BATCH_BYTES = 8 << 20  # of texts and encoded media in a batch; a single sample may have more
+_AHEAD_BYTES = 64 << 20  # of batches that are read before their turn to be written, for each process
+_SHARD_TEXT_BYTES = 64 << 20  # of the texts of a shard, whose tokens are kept in memory until it is written
+_MOST_WORKERS = 1024
 _BAD_ALWAYS_ALLOWED = 10  # in a small dataset one bad sample is already more than one percent
 
 LoadTokenizers = Callable[[str], TokenizerBundle]
 
 
+@checked
 def tokenize(
     inputs: str | Path | Sequence[str | Path],
     out: str | Path,
@@ -103,8 +110,11 @@ def build_dataset(
 
     `load` turns `config.tokenizers` into a bundle. Worker processes call it too, so it must be picklable.
     """
-    if workers < 0 or not 0 <= max_bad <= 1:
-        raise UserError(f"--workers must be 0 or more, --max-bad from 0 to 1; got {workers} and {max_bad:g}.")
+    if not 0 <= workers <= _MOST_WORKERS or not 0 <= max_bad <= 1:
+        raise UserError(
+            f"--workers must be from 0 to {_MOST_WORKERS}, --max-bad from 0 to 1; "
+            f"got {shown(workers)} and {shown(max_bad)}."
+        )
     out, progress = Path(out), progress or Progress()
     source = _open(config, out)
     bundle = load(config.tokenizers)
@@ -171,6 +181,8 @@ class _Work:
     shard: int
     first: int
     items: list[Item]
+    size: int
+    """Bytes of their texts and media."""
     fraction: float
     """Fraction of the source that is read up to here."""
     outcomes: tuple[Outcome, ...] = ()
@@ -184,13 +196,39 @@ def _encode(encoder: Encoder, work: _Work) -> _Work:
     return replace(work, items=[], outcomes=tuple(encoder(work.first, work.items)))
 
 
-def _batches(source: Source, samples_per_shard: int, finished: Collection[int]) -> Iterator[_Work]:
+def _sharded(source: Source, samples_per_shard: int) -> Iterator[tuple[int, int, Item]]:
+    """Every item with the number of its shard and its own. A shard ends early if its texts are long."""
+    shard = count = text_bytes = 0
+    for number, item in enumerate(source):
+        size = 0 if isinstance(item, BadSample) else item.text_bytes
+        if count == samples_per_shard or (count and text_bytes + size > _SHARD_TEXT_BYTES):
+            shard, count, text_bytes = shard + 1, 0, 0
+        count, text_bytes = count + 1, text_bytes + size
+        yield shard, number, item
+
+
+def _batches(source: Source, samples_per_shard: int, finished: Mapping[int, Finished]) -> Iterator[_Work]:
     """The source in batches, without the batches of finished shards."""
-    for shard, numbered in groupby(enumerate(source), key=lambda pair: pair[0] // samples_per_shard):
+    for shard, numbered in groupby(_sharded(source, samples_per_shard), key=lambda entry: entry[0]):
         if shard in finished:
+            count = sum(1 for _ in numbered)
+            if count != finished[shard].read:
+                raise DataError(
+                    f"{shard_name(shard)} holds {finished[shard].read:,} samples of the input, and this version reads "
+                    f"{count:,} into it: it was started by an earlier version. Start over with --overwrite."
+                )
             continue
-        while batch := list(islice(numbered, _BATCH_SAMPLES)):
-            yield _Work(shard, batch[0][0], [item for _, item in batch], source.fraction)
+        first, size = 0, 0
+        items: list[Item] = []
+        for _, number, item in numbered:
+            first = first if items else number
+            items.append(item)
+            size += 0 if isinstance(item, BadSample) else item.size
+            if len(items) == _BATCH_SAMPLES or size >= _BATCH_BYTES:
+                yield _Work(shard, first, items, size, source.fraction)
+                items, size = [], 0
+        if items:
+            yield _Work(shard, first, items, size, source.fraction)
 
 
 def _make_shards(
@@ -203,9 +241,10 @@ def _make_shards(
     max_bad: float,
     progress: Progress,
 ) -> None:
-    batches = _batches(source, config.samples_per_shard, journal.finished.keys())
+    batches = _batches(source, config.samples_per_shard, journal.finished)
     read, bad = sum(entry.read for entry in journal.entries), journal.bad
-    with closing(map_in_order(build, batches, workers)) as results:
+    ahead = _AHEAD_BYTES * max(1, workers)
+    with closing(map_in_order(build, batches, workers, size_of=lambda work: work.size, max_ahead=ahead)) as results:
         for shard, works in groupby(results, key=lambda work: work.shard):
             samples: list[TokenSample] = []
             read_before, bad_before = read, len(bad)

@@ -7,7 +7,6 @@ needs torchaudio. The weights are those of facebook/audiobox-aesthetics on the h
 Audio is rated in windows of 10 s; the rating of a clip is the mean of its windows, weighted by their length.
 """
 
-import json
 import re
 import warnings
 from pathlib import Path
@@ -24,6 +23,7 @@ from triptych.eval.metrics import Judge, file_sha256
 from triptych.eval.pretrained import download
 from triptych.hub.source import HUB_PREFIX
 from triptych.tokenizers.audio import resample
+from triptych.utils.json_files import read_json
 from triptych.utils.media import Audio
 
 AXES = ("PQ", "PC", "CE", "CU")
@@ -175,7 +175,7 @@ def _folder(source: str | Path) -> Path:
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
-        return dict(json.loads((folder / "config.json").read_text())), load_file(folder / _WEIGHTS)
+        return dict(read_json(folder / "config.json")), load_file(folder / _WEIGHTS)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:150]
         raise CheckpointError(f"{_PURPOSE}: {folder} has no readable config.json and {_WEIGHTS} ({reason}).") from error

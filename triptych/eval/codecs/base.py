@@ -1,6 +1,5 @@
 """What the evaluation asks of a codec: encode an image or a clip, and decode it again, perhaps from fewer codebooks."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from triptych.errors import CheckpointError, UserError
 from triptych.eval.pretrained import download
 from triptych.hub.source import HUB_PREFIX
+from triptych.utils.json_files import read_json
 
 Item = TypeVar("Item")
 _FILES = ("*.json", "*.safetensors")
@@ -81,7 +81,7 @@ def codec_folder(source: str) -> Path:
 def class_of(folder: Path) -> tuple[str, Mapping[str, Any]]:
     """The class that a folder of diffusers or transformers names, and its configuration."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = read_json(folder / "config.json")
         name = config.get("_class_name") or (config.get("architectures") or [config.get("model_type")])[0]
     except (OSError, ValueError, AttributeError, IndexError, TypeError) as error:
         raise CheckpointError(f"{folder} has no config.json of a codec ({error!r}).") from error

@@ -8,6 +8,7 @@ ChameleonVQVAE and GlmImageVQVAE cannot be evaluated: their classes have no deco
 Cosmos tokenizers, IBQ, Open-MAGVIT2 and UniTok.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class TokenizerImages:
         if device != "cpu":
             tokenizer.to(device)
         kind = getattr(tokenizer, "kind", type(tokenizer).__name__)
-        side = int(tokenizer.tokens_per_image**0.5)
+        side = math.isqrt(tokenizer.tokens_per_image // tokenizer.num_codebooks)
         quantizer = getattr(getattr(tokenizer, "model", None), "quantize", None)
         self.facts = CodecFacts(
             name=f"{kind} ({short_name(source)})",

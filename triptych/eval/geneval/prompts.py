@@ -12,7 +12,6 @@ are also a file, evaluation_metadata.jsonl, and `read_prompts` reads any file of
 with `tag`, `prompt`, `include` (all must be shown) and optionally `exclude` (none may be shown).
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import DataError, UserError
+from triptych.utils.json_files import parse_json
 
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -119,7 +119,7 @@ def read_prompts(path: str | Path, colors: Sequence[str] | None = COLORS) -> lis
 
 def _parsed(line: str, where: str) -> GenEvalPrompt:
     try:
-        content = json.loads(line)
+        content = parse_json(line)
         include = tuple(_clause(each) for each in content["include"])
         exclude = tuple(_clause(each) for each in content.get("exclude", ()))
         prompt = GenEvalPrompt(str(content["tag"]), str(content["prompt"]), include, exclude)

@@ -16,6 +16,7 @@ from triptych.eval.records import model_fingerprint
 from triptych.eval.suite import Evaluation, ModelSource
 from triptych.hub.pipeline import Pipeline
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.utils.media import read_image
 from triptych.utils.workers import one_thread
 
@@ -90,7 +91,7 @@ def keep_folder(folder: Path, evaluation: Evaluation, texts: Sequence[str], shar
     }
     manifest = folder / "images.json"
     try:
-        known = json.loads(manifest.read_text())["key"]
+        known = read_json(manifest)["key"]
     except (OSError, ValueError, KeyError, TypeError):
         known = None
     if known not in (None, content_hash(what)) or (known is None and folder.is_dir() and any(folder.iterdir())):
@@ -113,7 +114,7 @@ def show_samples(folder: Path, texts: Sequence[str], key: str) -> tuple[Path, ..
     listed = [{"file": f"{key}-{i:03d}.png", "prompt": text} for i, text in enumerate(texts[:_SHOWN])]
     files = {row["file"] for row in listed}
     try:
-        others = [row for row in json.loads(listing.read_text()) if row["file"] not in files]
+        others = [row for row in read_json(listing) if row["file"] not in files]
     except (OSError, ValueError, KeyError, TypeError):
         others = []
     write_atomically(listing, (json.dumps(listed + others, indent=1) + "\n").encode())

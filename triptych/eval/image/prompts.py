@@ -1,6 +1,5 @@
 """Prompts for text-to-image: the captions of a dataset, or the lines of a file."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from triptych.hub.inputs import Inputs
 from triptych.hub.measures import Measures
 from triptych.hub.pipeline import Pipeline
 from triptych.hub.requests import Requests, check_length
+from triptych.utils.json_files import parse_json
 from triptych.vocab import Task
 
 _FIELDS = ("prompt", "text", "caption")
@@ -48,7 +48,7 @@ def read_prompt_file(path: str | Path) -> list[str]:
 
 def _prompt_of(line: str, where: str) -> str:
     try:
-        content = json.loads(line)
+        content = parse_json(line)
         return next(content[name].strip() for name in _FIELDS if isinstance(content.get(name), str))
     except (ValueError, AttributeError, StopIteration, RecursionError) as error:
         raise DataError(f"{where} has no prompt: expected a JSON object with {', '.join(_FIELDS)}.") from error

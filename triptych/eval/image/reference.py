@@ -43,6 +43,7 @@ from triptych.eval.metrics import Judge
 from triptych.eval.records import Progress
 from triptych.tokenizers.pixels import resize_with_white_padding
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.utils.locks import AlreadyLocked, hold_lock, lock_file
 from triptych.utils.media import read_image
 from triptych.utils.workers import map_in_order, one_thread
@@ -275,7 +276,7 @@ def _alone(folder: Path, progress: Progress) -> Iterator[None]:
 
 def _read_complete(folder: Path) -> dict[str, Any] | None:
     try:
-        complete = json.loads((folder / "complete.json").read_text())
+        complete = read_json(folder / "complete.json")
         features = np.load(folder / "features.npy", mmap_mode="r")
         return complete if len(features) == complete["num_images"] else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -4,7 +4,6 @@ The numbers are in assets/evaluation/paper.json with their source. A result belo
 the row and, where the row names data, the folder of the data has one of the names of that data ("cc12m").
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from triptych.eval.compare import dataset_of, format_value
 from triptych.eval.metrics import Kind
 from triptych.eval.report.radar import Axis, radar_position, references
 from triptych.eval.results import Entry
+from triptych.utils.json_files import read_json
 
 _PAPER = Path(__file__).parents[2] / "assets" / "evaluation" / "paper.json"
 
@@ -74,7 +74,7 @@ class Paper:
 
 @cache
 def paper() -> Paper:
-    content: dict[str, Any] = json.loads(_PAPER.read_text())
+    content: dict[str, Any] = read_json(_PAPER)
     rows = [PaperRow(**{**row, "bounds": tuple(row["bounds"]) if row["bounds"] else None}) for row in content["rows"]]
     data = {key: PaperData(**each) for key, each in content["data"].items()}
     return Paper(**{**content, "rows": rows, "data": data})

@@ -6,7 +6,6 @@ published values above it. This is the radar of the paper; the references are ou
 """
 
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from triptych.eval.html import NUM_COLOURS, scrolling
+from triptych.utils.json_files import read_json
 
 _REFERENCES = Path(__file__).parents[2] / "assets" / "evaluation" / "references.json"
 
@@ -32,7 +32,7 @@ class Reference:
 @cache
 def references() -> Mapping[str, tuple[Reference, ...]]:
     """Published values by metric name."""
-    content = json.loads(_REFERENCES.read_text())["references"]
+    content = read_json(_REFERENCES)["references"]
     return {name: tuple(Reference(**each) for each in values) for name, values in content.items()}
 
 

@@ -19,6 +19,7 @@ from triptych.errors import UserError
 from triptych.eval.records import Progress, model_fingerprint
 from triptych.hub.pipeline import Pipeline
 from triptych.utils.files import write_atomically
+from triptych.utils.json_files import parse_json, read_json
 from triptych.utils.media import Audio, load_audio
 
 SAMPLES = "samples"
@@ -142,7 +143,7 @@ def _write(folder: Path, identity: dict[str, Any], made: Samples) -> None:
 def read_samples(folder: Path, identity: dict[str, Any] | None = None) -> Samples | None:
     """Samples that were kept; None if there are none, or none of this model (`identity`)."""
     try:
-        content = json.loads((folder / "samples.json").read_text())
+        content = read_json(folder / "samples.json")
         if identity is not None and any(content.get(key) != value for key, value in identity.items()):
             return None
         samples = [_read(folder, row) for row in content["samples"]]
@@ -185,7 +186,7 @@ def suite_samples(folder: Path) -> list[Sample]:
 
 def _listed(path: Path) -> list[dict[str, Any]]:
     try:
-        rows = json.loads(path.read_text())
+        rows = read_json(path)
         return [row for row in rows if isinstance(row, dict)]
     except (OSError, ValueError, TypeError):
         return []
@@ -193,7 +194,7 @@ def _listed(path: Path) -> list[dict[str, Any]]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [parse_json(line) for line in path.read_text().splitlines()]
         return [row for row in rows if isinstance(row, dict)]
     except (OSError, ValueError):
         return []

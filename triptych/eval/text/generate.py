@@ -6,7 +6,7 @@ Within a block the most confident tokens are filled first (`low_confidence`, as 
 not in the canvas, so a completion costs what it is long, not what it might be long.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from triptych.sample.canvas import CanvasTokens
 from triptych.sample.checks import check_count
 from triptych.sample.forward import MAX_TOKENS_PER_PASS
 from triptych.sample.logits import Categorical
-from triptych.sample.predictor import ModelPredictor
+from triptych.sample.predictor import Index, ModelPredictor
 from triptych.sample.samplers import make_sampler
 from triptych.tokenizers.base import Tokenizer
 from triptych.utils.rng import random_bits
@@ -132,10 +132,10 @@ def _fill_block(
 class _CheckedPredictor(ModelPredictor):
     """Refuses logits that are not finite: draws from them would be some token, and an answer like any other."""
 
-    def distributions(
-        self, states: tuple[Tensor, ...], where: Tensor, modality: Modality
-    ) -> Iterator[tuple[tuple[Tensor, ...], Categorical]]:
-        for at, distribution in super().distributions(states, where, modality):
+    def for_each_distribution(
+        self, use: Callable[[Index, Categorical], None], states: tuple[Tensor, ...], where: Tensor, modality: Modality
+    ) -> None:
+        def check(at: Index, distribution: Categorical) -> None:
             # One bad logit spoils the logarithm of the sum, and so the probability of every token.
             first = torch.zeros(len(at[0]), dtype=torch.int64, device=where.device)
             if not torch.isfinite(distribution.log_prob(first)).all():
@@ -143,7 +143,9 @@ class _CheckedPredictor(ModelPredictor):
                     "the model gives logits that are not finite for a completion: its weights are damaged or it "
                     "overflows; evaluate another checkpoint."
                 )
-            yield at, distribution
+            use(at, distribution)
+
+        super().for_each_distribution(check, states, where, modality)
 
 
 def _extended(state: _State, block: np.ndarray, model: Transformer, tokenizer: Tokenizer[str]) -> _State:

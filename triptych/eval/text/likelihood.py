@@ -10,7 +10,7 @@ computed once, which makes four answers of one letter as cheap as one.
 
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -258,11 +258,14 @@ class LikelihoodEstimator:
         target = torch.from_numpy(columns_n).to(self.device)
         at_target, in_text = torch.zeros(2, len(order), dtype=torch.float64, device=self.device)
         is_best = torch.zeros(len(order), dtype=torch.bool, device=self.device)
-        for part, logits in self._pieces(states, place_n, Modality.TEXT):
+
+        def use(part: slice, logits: Tensor) -> None:
             at_target[part] = logits.gather(1, target[part, None])[:, 0].double()
             if needs_best:
                 is_best[part] = logits.argmax(1) == target[part]
             in_text[part] = Categorical(logits).log_prob(target[part])
+
+        self._for_each_piece(use, states, place_n, Modality.TEXT)
         log_prob = in_text.cpu().numpy()
         if self.model.config.softmax_scope == "full":
             # The softmax of training covers the ids of all modalities. numpy, because the last bit of torch's logaddexp
@@ -278,26 +281,36 @@ class LikelihoodEstimator:
     def _log_totals(self, states: tuple[Tensor, ...], place_n: np.ndarray, modality: Modality) -> np.ndarray:
         """Log-sum-exp of the logits of a modality, for each of the hidden states `place_n`."""
         log_total = torch.zeros(len(place_n), dtype=torch.float64, device=self.device)
-        for part, logits in self._pieces(states, place_n, modality):
+
+        def use(part: slice, logits: Tensor) -> None:
             first = logits[:, 0].double()
             ids = torch.zeros(len(logits), dtype=torch.int64, device=self.device)
             log_total[part] = first - Categorical(logits).log_prob(ids)
+
+        self._for_each_piece(use, states, place_n, modality)
         return log_total.cpu().numpy()
 
-    def _pieces(
-        self, states: tuple[Tensor, ...], place_n: np.ndarray, modality: Modality
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (slice of the pairs, their logits), a few at a time; `place_n` is ascending."""
-        for rows, logits in self._reader.pieces(modality, *states):
+    def _for_each_piece(
+        self,
+        use: Callable[[slice, Tensor], None],
+        states: tuple[Tensor, ...],
+        place_n: np.ndarray,
+        modality: Modality,
+    ) -> None:
+        """Call use(slice of the pairs, their logits), a few at a time and in threads; `place_n` is ascending."""
+
+        def use_piece(rows: slice, logits: list[Tensor]) -> None:
             first, last = np.searchsorted(place_n, (rows.start, rows.stop))
             if first == last:
-                continue
+                return
             own = torch.from_numpy(place_n[first:last] - rows.start).to(self.device)
             branches = [part.index_select(0, own) for part in logits]
             guided = (
                 branches[0] if len(branches) == 1 else apply_cfg(branches[0], branches[1], self.config.guidance_scale)
             )
-            yield slice(int(first), int(last)), guided
+            use(slice(int(first), int(last)), guided)
+
+        self._reader.for_each_piece(use_piece, modality, *states)
 
 
 @dataclass(frozen=True, eq=False)

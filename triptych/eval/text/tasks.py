@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from triptych.errors import DataError, UserError, did_you_mean, require
+from triptych.utils.json_files import parse_json
 
 GROUP = "triptych_paper"
 """Name of all ten together, for lm-eval and for `--tasks`."""
@@ -235,12 +236,12 @@ def read_rows(task: TextTask, path: Path) -> Iterator[tuple[dict[str, Any], str]
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                row = parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{where} is not UTF-8 (byte {error.start + 1}: {error.reason}): save the file as UTF-8."
                 ) from None
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise DataError(f"{where} is not JSON ({error}).") from None
             lacking = [name for name in fields if not isinstance(row, dict) or name not in row]
             if lacking:

@@ -1,0 +1,114 @@
+"""The part `--busy` of bench/sample.py: sampling beside another process that computes, and without it.
+
+On a busy machine a thread is often not running when the others wait for it. Code that waits often loses more.
+"""
+
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import markdown_table, progress, time_interleaved
+
+THREADS = (1, 2)
+CONDITIONS = ("quiet", "busy")
+Samplers = Mapping[str, Callable[[], object]]
+"""Calls that give the same tokens; the first is ours."""
+
+_BEGIN, _END = "<!-- busy: begin -->", "<!-- busy: end -->"
+# It ends with the benchmark, even if that is killed.
+_COMPETITOR = """
+import os, sys
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
+import numpy as np
+a = np.ones((1024, 1024), np.float32)
+print("started", flush=True)
+while os.getppid() == int(sys.argv[1]):
+    a @ a
+"""
+
+
+@contextmanager
+def competitor(condition: str) -> Iterator[None]:
+    """When "busy", another process multiplies matrices meanwhile, with one thread."""
+    if condition == "quiet":
+        yield
+        return
+    command = [sys.executable, "-c", _COMPETITOR, str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "started\n", "the competing process did not start"
+            yield
+        finally:
+            process.kill()
+
+
+def measure(cases: Mapping[str, Samplers], tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Median seconds of every sampler by rule, number of threads and condition. `tokens` are drawn by each call."""
+    before, rows = torch.get_num_threads(), []
+    try:
+        for threads, (rule, samplers) in itertools.product(THREADS, cases.items()):
+            torch.set_num_threads(threads)
+            times: dict[str, list[dict[str, float]]] = {condition: [] for condition in CONDITIONS}
+            # Round by round, so that what else happens on the machine changes both conditions.
+            for number, condition in itertools.product(range(rounds), CONDITIONS):
+                progress(f"{rule}, {threads} threads, {condition}, round {number + 1} of {rounds}")
+                with competitor(condition):
+                    times[condition].append(time_interleaved(samplers, rounds=1, warm=0))
+            for condition, measured in times.items():
+                seconds = {name: statistics.median(one[name] for one in measured) for name in samplers}
+                rows.append(
+                    {"what": rule, "threads": threads, "condition": condition, "tokens": tokens, "seconds": seconds}
+                )
+                progress(f"{rows[-1]}")
+    finally:
+        torch.set_num_threads(before)
+    return rows
+
+
+def summary(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per rule and number of threads: our speed, and our speedups, quiet and busy."""
+    pairs: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
+    for one in measured:
+        pairs.setdefault((one["what"], one["threads"]), {})[one["condition"]] = one
+    rows = []
+    for (what, threads), by_condition in pairs.items():
+        quiet, busy = (by_condition[condition] for condition in CONDITIONS)
+        ours, *others = quiet["seconds"]
+        row = {"what": what, "threads": threads}
+        row |= {f"tokens/s, {one['condition']}": one["tokens"] / one["seconds"][ours] for one in (quiet, busy)}
+        for name in others:
+            speedups = [one["seconds"][name] / one["seconds"][ours] for one in (quiet, busy)]
+            row |= {
+                f"over {name}, quiet": speedups[0],
+                f"over {name}, busy": speedups[1],
+                f"over {name}, busy / quiet": speedups[1] / speedups[0],
+            }
+        rows.append(row)
+    return rows
+
+
+def section(measured: Sequence[Mapping[str, Any]]) -> str:
+    """The text between the markers of the documentation."""
+    return markdown_table(summary(measured)) if measured else "Not measured yet.\n"
+
+
+def write_section(path: Path, measured: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the section of a page."""
+    before, after = read_around(path)
+    path.write_text(f"{before}{_BEGIN}\n{section(measured)}{_END}{after}")
+
+
+def read_around(path: Path) -> tuple[str, str]:
+    """The page before and after the section."""
+    text = path.read_text()
+    assert text.count(_BEGIN) == text.count(_END) == 1, f"{path} has no section between {_BEGIN} and {_END}"
+    before, rest = text.split(_BEGIN)
+    return before, rest.split(_END)[1]
