@@ -339,3 +339,19 @@ def test_two_ranks_print_an_error_once(mistake: str, code: int, world: Path, tmp
     assert len(lines) == 1, lines
     assert lines[0].startswith("triptych: error: ")
     assert process.returncode == code
+
+
+def test_a_rank_that_fails_keeps_its_exit_code_whatever_its_connections_do_at_exit() -> None:
+    program = """
+import atexit, os, sys
+import torch.distributed as dist
+from triptych.cli.main import main
+from triptych.training import ranks
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+atexit.register(os.abort)  # as a thread of gloo does now and then, when it is destroyed while it runs
+sys.argv = ["triptych", "train", "nano", "tokenizers=nowhere"]
+sys.exit(main())
+"""
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 2, process.stderr
+    assert len(process.stderr.splitlines()) == 1, process.stderr

@@ -187,13 +187,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = stops.exit_code
     except SystemExit as end:  # of --help, or with the code of several ranks
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if is_process:
+            _end_rank(code)
         raise
     finally:
         if is_process:
             stops.exits_with(code)
         else:
             stops.restore()
+    if is_process:
+        _end_rank(code)
     return code
+
+
+def _end_rank(code: int) -> None:
+    """End the process here if it is one of several ranks and has failed."""
+    ranks = sys.modules.get("triptych.training.ranks")
+    if code and ranks is not None:
+        ranks.exit_if_connected(code)
 
 
 def _main(words: list[str], stops: StopHandlers) -> int:

@@ -5,6 +5,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -161,3 +162,15 @@ def shutdown_ranks() -> None:
     """Disconnect from the other ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def exit_if_connected(code: int) -> None:
+    """End a process that failed while it was connected to other ranks.
+
+    Its connections cannot be closed, since the others may wait in them. Without that, Python's own way out destroys
+    threads of gloo while they run, and the process may abort instead of exiting with its code.
+    """
+    if dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
