@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, BASE_WIDTH, proxy
+from triptych.recipes.proxy import BASE_BATCH, BASE_STEPS, BASE_WIDTH, proxy, proxy_per_module
 from triptych.studies import critical_batch
 
 SEQUENCE = 70
@@ -19,14 +19,19 @@ def options(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def records(nu: float = 0.0, xi: float = 0.6, noise: float = 0.05, seed: int = 0) -> list[dict]:
+def records(
+    nu: float = 0.0, xi: float = 0.8, noise: float = 0.05, seed: int = 0, cliff: float | None = None
+) -> list[dict]:
+    """Runs of a planted law; with a `cliff`, of learning rates that become unstable at that kappa instead."""
     rng, made = np.random.default_rng(seed), []
     for trial in critical_batch.trials(options(), proxy()):
         settings = trial.settings
         steps = max(1, round(settings["horizon"] * BASE_BATCH * BASE_STEPS / settings["batch"]))
         size = (settings["width"] / BASE_WIDTH) ** 3
         s0 = 130 * settings["horizon"] ** xi * size**nu
-        loss = 2 - 0.2 * np.log(settings["horizon"] * size) + np.log1p((s0 / steps) ** 2)
+        kappa = critical_batch.configure(trial, proxy()).resolved.kappa
+        rise = (s0 / steps) ** 2 if cliff is None else 0.1 * (kappa / cliff) ** 2
+        loss = 2 - 0.2 * np.log(settings["horizon"] * size) + np.log1p(rise)
         diverged = settings["batch"] > 160 and settings["seed"] == 1
         made.append(
             {
@@ -35,6 +40,7 @@ def records(nu: float = 0.0, xi: float = 0.6, noise: float = 0.05, seed: int = 0
                 "N": round(24_000 * size),
                 "D": steps * settings["batch"] * SEQUENCE,
                 "num_steps": steps,
+                "kappa": kappa,
                 "loss": None if diverged else loss + noise * rng.standard_normal(),
             }
         )
@@ -60,7 +66,7 @@ def test_planted_exponents_are_found_and_decide_the_claims(tmp_path: Path) -> No
     made = records()
     lines = critical_batch.STUDY.findings(made)
     assert lines[0].startswith("98 runs in 7 sweeps, 1 diverged")
-    assert any(line.startswith("S_crit grows as D^0.6") or line.startswith("S_crit grows as D^0.5") for line in lines)
+    assert any(line.startswith("S_crit grows as D^0.8") or line.startswith("S_crit grows as D^0.7") for line in lines)
     verdicts = {claim.place: claim.verdict for claim in critical_batch.STUDY.claims(made)}
     assert verdicts == {"Figure 5": "agrees", "Figure 6": "agrees", "Figure 7": "agrees"}
     critical_batch.STUDY.draw(made, tmp_path / "figure.png")
@@ -72,6 +78,18 @@ def test_a_dependence_on_the_size_and_a_growth_in_proportion_are_noticed() -> No
     assert growing["Figure 5"] == "disagrees"
     steep = {claim.place: claim.verdict for claim in critical_batch.STUDY.claims(records(xi=1.4))}
     assert (steep["Figure 6"], steep["Figure 7"]) == ("disagrees", "disagrees")
+
+
+def test_learning_rates_that_become_unstable_at_one_kappa_decide_nothing() -> None:
+    made = records(cliff=3.0)
+    claims = critical_batch.STUDY.claims(made)
+    assert [claim.verdict for claim in claims] == ["undecided"] * 3
+    assert all("unstable learning rates" in claim.ours for claim in claims)
+    assert "would look like xi = 0.5" in critical_batch.STUDY.findings(made)[-1]
+
+
+def test_the_base_run_is_the_proxy_that_is_tuned_per_module() -> None:
+    assert critical_batch.STUDY.base() == proxy_per_module()  # its losses differ least between seeds
 
 
 def test_few_sizes_decide_nothing() -> None:

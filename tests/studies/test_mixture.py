@@ -37,7 +37,7 @@ def records(*, synergy: float = 0.0, noise: float = 0.003, seeds: int = 2) -> li
 
 def test_trials_are_the_fifteen_mixtures_with_equal_hyperparameters() -> None:
     trials = mixture.trials(options(), proxy())
-    assert len({trial.key for trial in trials}) == len(trials) == 30
+    assert len({trial.key for trial in trials}) == len(trials) == 60
     runs = [mixture.configure(trial, proxy()) for trial in trials]
     for trial, run in zip(trials, runs):
         assert min(run.loader.task_weights.values()) >= 0.2 - 1e-9

@@ -23,7 +23,7 @@ import torch
 from triptych.cli.args import positive_floats, positive_int
 from triptych.data.shards import TokenDataset
 from triptych.errors import UserError, did_you_mean
-from triptych.recipes.proxy import scaled_proxy
+from triptych.recipes.proxy import proxy_per_module, scaled_proxy
 from triptych.scaling.intervals import Interval, mean_interval, ratio_interval
 from triptych.studies.base import Claim, Study, StudyRecords, grid_study, missing_grid_runs
 from triptych.studies.gradient_variance import ALL, gradient_variance_ratios
@@ -291,4 +291,5 @@ STUDY = Study(
     _draw,
     _claims,
     fixed_options=lambda args: {"draws": args.draws},
+    base=proxy_per_module,
 )

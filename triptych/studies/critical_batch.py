@@ -5,17 +5,22 @@ size: hyperparameters are transferred, so that small batches end with the same l
 on there are too few steps. The law fitted to all sweeps is in `triptych.scaling.plateau`.
 
 Batch sizes are given by kappa, their ratio to the batch at which the transferred hyperparameters are the tuned ones.
-That batch grows with the tokens, and with it the range of a sweep.
+That batch grows with the tokens, as D^g, and with it the range of a sweep. The learning rate grows with kappa. If it
+becomes unstable at some kappa, the loss rises there for every D: that looks like a critical batch size that grows as
+D^g, and has nothing to do with too few steps. A growth that cannot be told apart from D^g decides nothing.
 """
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from triptych.cli.args import positive_float, positive_floats, positive_int, positive_ints
 from triptych.errors import UserError
 from triptych.model.flops import count_parameters
-from triptych.recipes.proxy import proxy_of_width, scaled_proxy
+from triptych.recipes.proxy import proxy_of_width, proxy_per_module, scaled_proxy
 from triptych.scaling.critical_batch import CEILING_NATS
 from triptych.scaling.grid import batch_for
 from triptych.scaling.plateau import PlateauLaw, PlateauLawFit, Sweeps, fit_plateau_law
@@ -131,7 +136,29 @@ def _findings(records: StudyRecords) -> list[str]:
         f"seeds {fit.sweeps.seed_std:.4f}, of the runs around the law {fit.scatter:.4f}",
         *law_lines(fit, DELTA),
         *sweep_lines(fit, DELTA, _sequence_tokens(records)),
+        _kappa_line(records),
     ]
+
+
+def _growth_of_kappa_one(records: StudyRecords) -> float:
+    """g: the batch at which the hyperparameters are the tuned ones grows as D^g."""
+    size = _swept_size(records)
+    batches = {each["horizon"]: each["batch"] / each["kappa"] for each in records if each["width"] == size}
+    return float(np.polyfit(np.log(list(batches)), np.log(list(batches.values())), 1)[0]) if len(batches) > 1 else 0.0
+
+
+def _swept_size(records: StudyRecords) -> int:
+    """The width with the most numbers of tokens."""
+    cells = {(record["width"], record["horizon"]) for record in records}
+    return Counter(width for width, _ in cells).most_common(1)[0][0]
+
+
+def _kappa_line(records: StudyRecords) -> str:
+    growth = _growth_of_kappa_one(records)
+    return (
+        f"the batch of kappa 1 grows as D^{growth:.2f}: learning rates that become unstable at one kappa for all D would "
+        f"look like xi = {1 - growth:.2f}"
+    )
 
 
 def _nu(law: PlateauLaw) -> float:
@@ -144,34 +171,40 @@ def _xi(law: PlateauLaw) -> float:
 
 def _if_bracketed(fit: PlateauLawFit, column: str, decided: Verdict) -> Verdict:
     """Undecided if fewer than three sizes, or numbers of tokens, have their critical batch inside the sweep."""
-    inside = fit.bracketed(DELTA)
-    values = getattr(fit.sweeps, column)
-    several = {float(values[fit.sweeps.of == number][0]) for number in inside}
-    return decided if len(several) >= 3 else "undecided"
+    inside = [fit.sweeps.take(np.flatnonzero(fit.sweeps.of == number)) for number in fit.bracketed(DELTA)]
+    sizes = Counter(float(sweep.N[0]) for sweep in inside)
+    # Sweeps of one size differ in their tokens.
+    several = len(sizes) if column == "N" else max(sizes.values(), default=0)
+    return decided if several >= 3 else "undecided"
 
 
 def claims(records: StudyRecords) -> list[Claim]:
     fit = fit_plateau_law(sweeps(records))
     nu, xi = fit.interval(_nu), fit.interval(_xi)
     growth = exponent_text(1 - fit.law.xi, (1 - xi[1], 1 - xi[0]))
+    artefact = 1 - _growth_of_kappa_one(records)
+    is_artefact = xi[0] <= artefact <= xi[1]
+    doubt = f"; unstable learning rates at one kappa would give D^{artefact:.2f}" if is_artefact else ""
+    by_tokens = f"S_crit grows as D^{exponent_text(fit.law.xi, xi)}{doubt}"
+    by_size = f"S_crit grows as N^{exponent_text(fit.law.nu, nu)}{doubt and '; unstable learning rates at one kappa would give N^0'}"
     return [
         Claim(
             "Figure 5",
             "At a fixed number of tokens the critical number of steps does not depend on the size of the model.",
-            f"S_crit grows as N^{exponent_text(fit.law.nu, nu)}",
-            _if_bracketed(fit, "N", verdict(nu, -FLAT, FLAT)),
+            by_size,
+            "undecided" if is_artefact else _if_bracketed(fit, "N", verdict(nu, -FLAT, FLAT)),
         ),
         Claim(
             "Figure 6",
             "The critical number of steps grows with the number of tokens, more slowly than in proportion.",
-            f"S_crit grows as D^{exponent_text(fit.law.xi, xi)}",
-            _if_bracketed(fit, "D", verdict(xi, 0, 1)),
+            by_tokens,
+            "undecided" if is_artefact else _if_bracketed(fit, "D", verdict(xi, 0, 1)),
         ),
         Claim(
             "Figure 7",
             "So the critical batch size grows with the number of tokens, and more slowly than in proportion.",
-            f"B_crit grows as D^{growth}",
-            _if_bracketed(fit, "D", verdict((1 - xi[1], 1 - xi[0]), 0, 1)),
+            f"B_crit grows as D^{growth}{doubt and f'; unstable learning rates would give D^{1 - artefact:.2f}'}",
+            "undecided" if is_artefact else _if_bracketed(fit, "D", verdict((1 - xi[1], 1 - xi[0]), 0, 1)),
         ),
     ]
 
@@ -187,4 +220,5 @@ STUDY = Study(
     _findings,
     _draw,
     claims=claims,
+    base=proxy_per_module,
 )

@@ -19,7 +19,7 @@ import numpy as np
 
 from triptych.cli.args import positive_float, positive_floats, positive_int
 from triptych.errors import UserError
-from triptych.recipes.proxy import scaled_proxy
+from triptych.recipes.proxy import proxy_per_module, scaled_proxy
 from triptych.scaling.law import Floats
 from triptych.scaling.simplex import CENTRE, BestMixture, best_mixture, fit_simplex, simplex_lattice
 from triptych.scaling.simplex import without_seed_offsets as adjusted
@@ -58,11 +58,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         type=positive_float,
-        default=4.0,
+        default=2.0,
         metavar="X",
-        help="sequences per run, as a multiple of the proxy's (default: 4)",
+        help="sequences per run, as a multiple of the proxy's (default: 2)",
     )
-    parser.add_argument("--seeds", type=positive_int, default=2, metavar="N", help="seeds per mixture (default: 2)")
+    parser.add_argument("--seeds", type=positive_int, default=4, metavar="N", help="seeds per mixture (default: 4)")
     parser.add_argument(
         "--weights",
         type=_weights,
@@ -254,4 +254,5 @@ STUDY = Study(
     _claims,
     _answers,
     fixed_options=lambda args: {"tokens": args.tokens},
+    base=proxy_per_module,
 )

@@ -20,7 +20,7 @@ from triptych.diffusion.schedule import SCHEDULES, Polynomial, Schedule
 from triptych.errors import UserError, did_you_mean
 from triptych.hub.format import Limits, SavedModel, write_model
 from triptych.hub.pipeline import Pipeline
-from triptych.recipes.proxy import proxy, scaled_proxy
+from triptych.recipes.proxy import proxy_per_module, scaled_proxy
 from triptych.sample.config import SamplingConfig
 from triptych.studies.base import Study
 from triptych.studies.sample_quality import SampleQuality, need_validation_data
@@ -72,7 +72,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedules", type=_schedules, default=names, metavar="NAME,NAME", help=f"default: {','.join(names)}"
     )
-    scales = [1.0, 2.0, 3.0, 5.0, 8.0, 10.0]
+    scales = [1.0, 2.0, 3.0, 5.0, 7.0, 8.0, 9.0, 10.0]
     parser.add_argument(
         "--scales",
         type=positive_floats,
@@ -84,9 +84,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         type=positive_float,
-        default=10.0,
+        default=5.0,
         metavar="X",
-        help="tokens per run, as a multiple of the base run's (default: 10)",
+        help="tokens per run, as a multiple of the base run's (default: 5)",
     )
     parser.add_argument("--images", type=positive_int, default=32, metavar="N", help="images per setting (default: 32)")
     parser.add_argument("--clips", type=positive_int, default=16, metavar="N", help="clips per setting (default: 16)")
@@ -99,7 +99,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _base() -> RunConfig:
-    return replace(proxy(), norm="sequence")
+    return replace(proxy_per_module(), norm="sequence")
 
 
 def training_trials(args: argparse.Namespace) -> list[Trial]:
