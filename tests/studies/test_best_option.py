@@ -52,6 +52,15 @@ def test_the_best_option_is_seldom_excluded() -> None:
     assert wrong / 400 < 0.05
 
 
+def test_one_noisy_option_does_not_hide_the_order_of_the_others() -> None:
+    values = table({"a": 0.0, "b": 0.2, "c": 0.1}, blocks=16, noise=0.02) | {
+        "noisy": list(-2 + 5 * np.random.default_rng(1).standard_normal(16))
+    }
+    comparison = compare_options(values, higher_is_better=True)
+    assert (comparison.best, "c" in comparison.tied) == ("b", False)
+    assert comparison.margins["c"] < 0.05 < comparison.margins["noisy"]
+
+
 def test_one_block_decides_nothing() -> None:
     comparison = compare_options({1.0: [0.1], 2.0: [0.9]}, higher_is_better=True)
     assert comparison.tied == (1.0, 2.0)

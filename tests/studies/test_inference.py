@@ -140,9 +140,8 @@ def test_the_figure_is_drawn_from_records(tmp_path: Path) -> None:
 def test_trials_change_one_field_and_skip_the_default() -> None:
     args = options("--steps", "4,8", "--scales", "1,2", "--temperatures", "0,1", "--top-ps", "0.9,1")
     keys = [trial.key for trial in inference.trials(args, Modality.IMAGE, DEFAULT)]
-    assert keys == [
-        "image default", "image num_steps 4", "image guidance_scale 2", "image temperature 0", "image top_p 1",
-    ]  # fmt: skip
+    changes = ("default", "num_steps 4", "guidance_scale 2", "temperature 0", "top_p 1")
+    assert keys == [f"image {change} seed {seed}" for seed in (0, 1) for change in changes]
     text = [trial.key for trial in inference.trials(args, Modality.TEXT, DEFAULT)]
     assert not any("guidance" in key for key in text), "texts have no guidance"
     changed = inference.sampling_of(inference.trials(args, Modality.IMAGE, DEFAULT)[1], DEFAULT)
@@ -232,7 +231,7 @@ def test_a_stopped_study_resumes_and_saves_presets(tmp_path: Path, monkeypatch: 
     assert not stored
     fail_at.clear()
     assert inference.run(args, config, bundle)
-    sweep_trials, confirmations = 2 * 5, 2 * 2
+    sweep_trials, confirmations = 2 * 2 * 5, 2 * 2
     assert len(calls) == sweep_trials + confirmations + 1, "the stopped trial is repeated, no other one is"
     assert len(set(calls)) == sweep_trials + confirmations
     better = {"guidance_scale": 3.0, "temperature": 0.7}

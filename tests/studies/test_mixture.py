@@ -45,9 +45,9 @@ def test_trials_are_the_fifteen_mixtures_with_equal_hyperparameters() -> None:
         assert list(run.loader.task_weights.values()) == trial.settings["shares"]
         assert run.seed == run.loader.seed == trial.settings["seed"]
     base = proxy()
-    assert {run.num_steps for run in runs} == {4 * base.num_steps}
+    assert {run.num_steps for run in runs} == {2 * base.num_steps}
     assert len({(run.resolved.kappa, run.optimizer, run.loader.global_batch) for run in runs}) == 1
-    assert runs[0].resolved.kappa == pytest.approx(4**-0.44), "more tokens by the rule"
+    assert runs[0].resolved.kappa == pytest.approx(2**-0.44), "more tokens by the rule"
 
 
 def test_without_synergy_the_claim_agrees_and_the_fits_are_recovered() -> None:

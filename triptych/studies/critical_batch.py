@@ -156,8 +156,8 @@ def _swept_size(records: StudyRecords) -> int:
 def _kappa_line(records: StudyRecords) -> str:
     growth = _growth_of_kappa_one(records)
     return (
-        f"the batch of kappa 1 grows as D^{growth:.2f}: learning rates that become unstable at one kappa for all D would "
-        f"look like xi = {1 - growth:.2f}"
+        f"the batch of kappa 1 grows as D^{growth:.2f}: learning rates that become unstable at one kappa for all D "
+        f"would look like xi = {1 - growth:.2f}"
     )
 
 
@@ -184,27 +184,32 @@ def claims(records: StudyRecords) -> list[Claim]:
     growth = exponent_text(1 - fit.law.xi, (1 - xi[1], 1 - xi[0]))
     artefact = 1 - _growth_of_kappa_one(records)
     is_artefact = xi[0] <= artefact <= xi[1]
-    doubt = f"; unstable learning rates at one kappa would give D^{artefact:.2f}" if is_artefact else ""
-    by_tokens = f"S_crit grows as D^{exponent_text(fit.law.xi, xi)}{doubt}"
-    by_size = f"S_crit grows as N^{exponent_text(fit.law.nu, nu)}{doubt and '; unstable learning rates at one kappa would give N^0'}"
+
+    def claim(place: str, paper: str, ours: str, alternative: str, decided: Verdict) -> Claim:
+        doubt = f"; unstable learning rates at one kappa would give {alternative}" if is_artefact else ""
+        return Claim(place, paper, ours + doubt, "undecided" if is_artefact else decided)
+
     return [
-        Claim(
+        claim(
             "Figure 5",
             "At a fixed number of tokens the critical number of steps does not depend on the size of the model.",
-            by_size,
-            "undecided" if is_artefact else _if_bracketed(fit, "N", verdict(nu, -FLAT, FLAT)),
+            f"S_crit grows as N^{exponent_text(fit.law.nu, nu)}",
+            "N^0",
+            _if_bracketed(fit, "N", verdict(nu, -FLAT, FLAT)),
         ),
-        Claim(
+        claim(
             "Figure 6",
             "The critical number of steps grows with the number of tokens, more slowly than in proportion.",
-            by_tokens,
-            "undecided" if is_artefact else _if_bracketed(fit, "D", verdict(xi, 0, 1)),
+            f"S_crit grows as D^{exponent_text(fit.law.xi, xi)}",
+            f"D^{artefact:.2f}",
+            _if_bracketed(fit, "D", verdict(xi, 0, 1)),
         ),
-        Claim(
+        claim(
             "Figure 7",
             "So the critical batch size grows with the number of tokens, and more slowly than in proportion.",
-            f"B_crit grows as D^{growth}{doubt and f'; unstable learning rates would give D^{1 - artefact:.2f}'}",
-            "undecided" if is_artefact else _if_bracketed(fit, "D", verdict((1 - xi[1], 1 - xi[0]), 0, 1)),
+            f"B_crit grows as D^{growth}",
+            f"D^{1 - artefact:.2f}",
+            _if_bracketed(fit, "D", verdict((1 - xi[1], 1 - xi[0]), 0, 1)),
         ),
     ]
 

@@ -1,9 +1,10 @@
 """Sampling settings: steps, guidance scale, temperature and top-p, one at a time around a model's own settings.
 
 For each modality that a model generates, every trial changes one field of the model's sampling configuration. All
-trials of a modality have the same prompts and seeds. Changes that are better beyond the interval of their difference
-are then combined, and the combination is compared with the default on other prompts: settings that were each chosen
-alone need not go together, and the best of several measurements is partly luck.
+trials of a modality and seed have the same prompts and noise; each of two seeds has half of the samples. Changes that
+are better beyond the interval of their difference are then combined, and the combination is compared with the default
+on other prompts: settings that were each chosen alone need not go together, and the best of several measurements is
+partly luck.
 
 `--save-presets` writes the combinations into a saved model, except those that turned out worse.
 """
@@ -24,14 +25,21 @@ from triptych.hub.source import BUILTIN_MODELS, CONFIG, check_source, is_run
 from triptych.sample.config import SamplingConfig
 from triptych.studies.base import Study
 from triptych.studies.inference_figure import draw
-from triptych.studies.inference_findings import FIELDS, better_settings, claims, findings, is_worse
+from triptych.studies.inference_findings import (
+    CONFIRMATION_SEED,
+    FIELDS,
+    SWEEP_SEEDS,
+    better_settings,
+    claims,
+    findings,
+    is_worse,
+)
 from triptych.studies.sample_quality import SampleQuality, need_validation_data
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
 from triptych.utils.trials import Trial, TrialRecords, run_trials
 from triptych.vocab import Modality
 
-_SWEEP_SEED, _CONFIRMATION_SEED = 0, 1
 _GRIDS: dict[str, list[float]] = {
     "num_steps": [1, 2, 4, 8, 16, 32],
     "guidance_scale": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
@@ -81,31 +89,31 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def default_trial(modality: Modality) -> Trial:
-    name = modality.name.lower()
-    return Trial(f"{name} default", {"modality": name, "field": None, "seed": _SWEEP_SEED})
-
-
 def trials(args: argparse.Namespace, modality: Modality, default: SamplingConfig) -> list[Trial]:
-    """The default, and one trial for every other value of every field."""
+    """For each seed the default, and one trial for every other value of every field."""
     name = modality.name.lower()
-    sweep = [
-        Trial(
-            f"{name} {field} {value:g}",
-            {"modality": name, "field": field, "value": value, "seed": _SWEEP_SEED},
-        )
+    changes = [
+        {"field": field, "value": value}
         for field in FIELDS
         for value in dict.fromkeys(getattr(args, field))
         if value != getattr(default, field) and not (field == "guidance_scale" and modality == Modality.TEXT)
     ]
-    return [default_trial(modality), *sweep]
+    return [
+        Trial(f"{name} {_shown(change)} seed {seed}", {"modality": name, **change, "seed": seed})
+        for seed in SWEEP_SEEDS
+        for change in [{"field": None}, *changes]
+    ]
+
+
+def _shown(change: Mapping[str, Any]) -> str:
+    return "default" if change["field"] is None else f"{change['field']} {change['value']:g}"
 
 
 def confirmation_trials(modality: Modality, settings: Mapping[str, float]) -> list[Trial]:
     """The default and a combination of better settings, on other prompts; nothing if nothing is better."""
     if not settings:
         return []
-    name, shared = modality.name.lower(), {"field": None, "seed": _CONFIRMATION_SEED}
+    name, shared = modality.name.lower(), {"field": None, "seed": CONFIRMATION_SEED}
     combined = " ".join(f"{field} {value:g}" for field, value in settings.items())
     return [
         Trial(f"{name} default, other prompts", {"modality": name, **shared}),
@@ -131,7 +139,8 @@ def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) ->
             "the model's tokenizers, and --recipe or tokenizers=FOLDER of the model."
         )
     _check_model(args.out, args.model, pipe)
-    quality = SampleQuality(config.validation_data, bundle, args.images, args.clips)
+    num_seeds = len(SWEEP_SEEDS)
+    quality = SampleQuality(config.validation_data, bundle, args.images // num_seeds, args.clips // num_seeds)
     names = quality.prepare()
     if pipe.limits.text_slot is None and "answers" in names.get(Modality.TEXT, []):
         names[Modality.TEXT].remove("answers")  # answers have open ends

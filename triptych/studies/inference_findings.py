@@ -1,6 +1,6 @@
 """What the records of the study of sampling settings say: the best value of each field per metric, with intervals.
 
-The parts of the samples are the blocks of all comparisons: all settings have the same prompts.
+The parts of the samples of each seed are the blocks of all comparisons: all settings have the same prompts.
 """
 
 import math
@@ -9,10 +9,11 @@ from typing import Any
 
 from triptych.scaling.intervals import Interval
 from triptych.studies.base import Claim, StudyRecords
-from triptych.studies.best_option import Comparison, compare_options
+from triptych.studies.best_option import Comparison, compare_options, complete_blocks
 from triptych.studies.sample_quality import METRICS, QualityMetric, metrics_in
 from triptych.studies.verdict import Verdict
 
+SWEEP_SEEDS, CONFIRMATION_SEED = (0, 1), 2
 FIELDS = ("num_steps", "guidance_scale", "temperature", "top_p")
 ONE_PER_TOKEN = 0.0
 """The number of steps, as a value, of one step per token."""
@@ -20,7 +21,7 @@ ONE_PER_TOKEN = 0.0
 
 def value_of(record: Mapping[str, Any], field: str) -> float | None:
     """The value of a field in a trial of the sweep; None if the trial changes another field."""
-    if record["seed"] != 0 or record["field"] not in (None, field):
+    if record["seed"] not in SWEEP_SEEDS or record["field"] not in (None, field):
         return None
     value = record["value"] if record["field"] == field else record["default"][field]
     return ONE_PER_TOKEN if value is None else float(value)
@@ -40,12 +41,14 @@ def modalities(records: StudyRecords) -> list[str]:
 
 def sweep(records: StudyRecords, field: str, metric: QualityMetric) -> Comparison[float] | None:
     """The values of a field compared, in increasing order; one step per token is the largest number of steps."""
-    parts: dict[float, list[float]] = {}
+    by_value: dict[float, dict[str, float]] = {}
     for record in records:
         value = value_of(record, field)
         is_measured = record["modality"] == metric.modality.name.lower() and metric.name in record["scores"]
         if value is not None and is_measured:
-            parts[value] = record["scores"][metric.name]["parts"]
+            numbered = enumerate(record["scores"][metric.name]["parts"])
+            by_value.setdefault(value, {}).update({f"{record['seed']} {number}": part for number, part in numbered})
+    parts = complete_blocks(by_value)
     if len(parts) < 2:
         return None
     ordered = sorted(parts, key=lambda value: float("inf") if field == "num_steps" and not value else value)
@@ -71,7 +74,7 @@ def better_settings(records: StudyRecords, modality: str) -> dict[str, float]:
 def gain(records: StudyRecords, metric: QualityMetric) -> Interval | None:
     """How much better the combined settings are than the default on other prompts; None before that is measured."""
     name = metric.modality.name.lower()
-    confirmed = [each for each in records if each["modality"] == name and each["seed"] != 0]
+    confirmed = [each for each in records if each["modality"] == name and each["seed"] == CONFIRMATION_SEED]
     combined = [each for each in confirmed if each.get("combined") == better_settings(records, name)]
     default = [each for each in confirmed if "combined" not in each]
     if not combined or not default or metric.name not in combined[0]["scores"]:
