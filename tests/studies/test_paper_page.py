@@ -78,7 +78,7 @@ def test_claims_are_counted_and_shown_with_their_verdicts() -> None:
         Claim("Appendix Z", "Something else.", "1", "agrees"),
     ]
     page = paper_page([study("batch-size", *claims[:2]), study("gamma", *claims[2:])], PAGE)
-    assert "| agrees | 2 |\n| disagrees | 1 |\n| cannot be decided at this size | 1 |" in page
+    assert "| agrees | 2 | 0 |\n| disagrees | 1 | 0 |\n| cannot be decided at this size | 1 | 0 |" in page
     flat = section(page, "Figure 4")
     assert "| It is flat. | 0.1 (0.0 to 0.2) | **agrees** |\n| It is a \\| valley. | 0.3 | **disagrees** |" in flat
     assert "- `triptych study batch-size --out studies/batch-size`, recipe proxy, 12 core-minutes, 2026-01-02" in flat
@@ -127,6 +127,14 @@ def test_records_that_allow_no_claim_yet_say_why(tmp_path: Path) -> None:
     assert (kept.problem, kept.core_minutes, kept.recipe) == ("two seeds are needed.", 1.5 * threads, "proxy")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept.date)
     assert "no claim yet: two seeds are needed." in paper_page([kept], PAGE)
+
+
+def test_losses_of_an_earlier_version_are_marked_and_counted_apart() -> None:
+    claims = [Claim("Figure 9", "It grows.", "0.4", "agrees"), Claim("Figure 8", "It lies between.", "0.5", "agrees")]
+    page = paper_page([study("gamma", claims[0]), study("batch-size", claims[1], is_current=False)], PAGE)
+    assert "| agrees | 2 | 1 |" in page
+    assert "losses of an earlier version" in section(page, "Figure 8")
+    assert "losses of an earlier version" not in section(page, "Figure 9")
 
 
 def test_the_command_writes_the_page(tmp_path: Path, capsys) -> None:

@@ -14,7 +14,9 @@ from triptych.recipes.proxy import proxy
 from triptych.scaling.law import ADDITIVE, Law
 from triptych.scaling.optimal import FlopsPerToken, Frontier
 from triptych.studies import text_scaling
+from triptych.studies.base import join
 from triptych.studies.text_scaling import REFERENCE, text_model, text_only
+from triptych.utils.trials import TrialRecords
 
 TEXT = Law.from_raw(ADDITIVE, E=0.8, A=150, B=400, a=0.45, b=0.40)
 TOGETHER = Law.from_raw(ADDITIVE, E=0.8, A=150, B=1600, a=0.45, b=0.40)
@@ -96,3 +98,32 @@ def test_the_defaults_are_a_grid_of_six_budgets_with_two_seeds() -> None:
     args = parser.parse_args([])
     assert (args.low, args.high, args.budgets, args.seeds) == (5e10, 2e12, 6, 2)
     assert args.scaling == Path("studies/scaling")
+
+
+def test_the_law_to_compare_with_is_that_of_the_study_as_it_is_now(tmp_path: Path) -> None:
+    folder, own = tmp_path / "scaling", TrialRecords(tmp_path / "text")
+    join(folder, "scaling", proxy(), {})
+
+    def write(law: Law) -> None:
+        (folder / "records.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records(law)))
+
+    write(TEXT)
+    text_scaling._record_reference(folder, own)
+    text_scaling._record_reference(folder, own)
+    assert len(list(own)) == 1, "the same runs are recorded once"
+    write(TOGETHER)
+    text_scaling._record_reference(folder, own)
+    assert len(list(own)) == 2
+    latest, wanted = text_scaling._reference(list(own), "additive")[0], records(TOGETHER)[0]
+    assert float(latest.loss(wanted["N"], wanted["D"])) == pytest.approx(wanted["loss"], rel=0.02)
+
+
+def test_losses_of_an_earlier_version_are_not_compared_with(tmp_path: Path, capsys) -> None:
+    folder, own = tmp_path / "scaling", TrialRecords(tmp_path / "text")
+    join(folder, "scaling", proxy(), {})
+    described = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(described | {"loss_version": 1}))
+    (folder / "records.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records(TEXT)))
+    text_scaling._record_reference(folder, own)
+    assert list(own) == []
+    assert "is not compared with" in capsys.readouterr().out

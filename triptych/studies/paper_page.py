@@ -11,6 +11,7 @@ from triptych.errors import UserError
 from triptych.studies.base import Claim, Study, read_study
 from triptych.studies.paper_items import ITEMS, PaperItem
 from triptych.studies.verdict import Verdict
+from triptych.training.validate import LOSS_VERSION
 from triptych.utils.legacy import RENAMED_RECIPES
 from triptych.utils.trials import TrialRecords
 
@@ -34,6 +35,8 @@ class KeptStudy:
     recipe: str
     problem: str = ""
     """Why the records allow no claim yet."""
+    is_current: bool = True
+    """Whether the losses were computed as today; see `LOSS_VERSION`."""
 
 
 def find_kept(studies: Path, study_of: Callable[[str], Study]) -> list[KeptStudy]:
@@ -59,6 +62,7 @@ def read_kept(folder: Path, study_of: Callable[[str], Study]) -> KeptStudy:
         described["date"] or "date not recorded",
         RENAMED_RECIPES.get(recipe, recipe),
         problem if records else "no run is finished yet.",
+        described["loss_version"] == LOSS_VERSION or not study.needs_data,
     )
 
 
@@ -94,10 +98,11 @@ def _counts(kept: Sequence[KeptStudy], items: Sequence[PaperItem]) -> list[str]:
     names = {study.name for study in kept}
     waiting = sum(bool(item.studies) and not names & set(item.studies) for item in items)
     absent = sum(bool(item.missing) for item in items)
-    rows = [f"| {text} | {verdicts[name]} |" for name, text in VERDICTS.items()]
+    old = Counter(claim.verdict for study in kept for claim in study.claims if not study.is_current)
+    rows = [f"| {text} | {verdicts[name]} | {old[name]} |" for name, text in VERDICTS.items()]
     return [
-        "| claims | |",
-        "|---|---|",
+        "| claims | | of them with losses of an earlier version |",
+        "|---|---|---|",
         *rows,
         "",
         f"Of {len(items)} figures, tables, equations and sections, {waiting} wait for a study that has not been run "
@@ -148,4 +153,6 @@ def _source(study: KeptStudy, out: Path) -> str:
         study.date,
         *links,
     ]
+    if not study.is_current:
+        shown.append("losses of an earlier version")
     return f"- {', '.join(shown)}" + (f"; no claim yet: {_cell(study.problem)}" if study.problem else "")

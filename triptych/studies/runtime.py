@@ -7,6 +7,7 @@ all batch sizes of one start of the processes; several starts give the intervals
 
 import argparse
 import os
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +28,11 @@ from triptych.studies.step_times import TIMED_STEPS, UNTIMED_STEPS, step_times
 from triptych.tokenizers.bundle import TokenizerBundle, vocabulary_of
 from triptych.training.config import RunConfig
 from triptych.training.peak import matmul_peak
+from triptych.utils.locks import lock_file
 from triptych.utils.trials import Trial, TrialRecords, run_trials
 from triptych.vocab import Vocabulary
 
+_MOST_LOAD = 0.5  # of the cores; the load is a mean over a minute
 _MODELLED_BATCHES = (1, 2, 4, 8, 16, 32)  # sequences per GPU
 _MODELLED_NODES = (1, 2, 4, 8, 16, 32)
 
@@ -94,15 +97,22 @@ def _run_study(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBun
     trials = _trials(args)
 
     def run(trial: Trial) -> dict[str, Any]:
-        if "ranks" in trial.settings:
+        if "ranks" not in trial.settings:
+            return modelled(recipe(args.model), machine)
+        with open(args.out / "timing.lock", "a") as lock:
+            lock_file(lock)  # two processes that time at once would time each other
             return measured(config, bundle.vocabulary, args.batches, trial.settings["ranks"])
-        return modelled(recipe(args.model), machine)
 
     return run_trials(args.out, trials, run).keys() == {trial.key for trial in trials}
 
 
 def measured(run: RunConfig, vocabulary: Vocabulary, batches: list[int], ranks: int) -> dict[str, Any]:
     """Times of a step for each batch size, beside the peak of one thread of this machine."""
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if load > _MOST_LOAD * cores:
+        warnings.warn(
+            f"the load is {load:.1f} on {cores} cores: times are of a busy machine; run this study alone", stacklevel=2
+        )
     runs = [configure(run, batch, ranks) for batch in batches]
     times = step_times(runs, vocabulary, ranks)
     per_token = _flops_per_token(run, vocabulary, sample_batches(run, vocabulary))
@@ -116,7 +126,7 @@ def measured(run: RunConfig, vocabulary: Vocabulary, batches: list[int], ranks: 
         peak = matmul_peak(torch.device("cpu"))
     finally:
         torch.set_num_threads(threads)
-    return {"rows": rows, "peak": peak, "cores": len(os.sched_getaffinity(0))}
+    return {"rows": rows, "peak": peak, "cores": cores, "load": round(load, 2)}
 
 
 def _flops_per_token(run: RunConfig, vocabulary: Vocabulary, batches: BatchSample) -> float:

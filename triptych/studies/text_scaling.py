@@ -6,6 +6,8 @@ larger the model, the smaller the batch, as with the memory of one device. The l
 """
 
 import argparse
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,15 +28,16 @@ from triptych.scaling.optimal import FlopsPerToken, Frontier
 from triptych.scaling.published import PUBLISHED
 from triptych.scaling.report import coefficients_line, comparison_line, errors_line
 from triptych.studies import scaling
-from triptych.studies.base import Claim, Study, StudyRecords
+from triptych.studies.base import Claim, Study, StudyRecords, read_study
 from triptych.studies.verdict import verdict
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.training.validate import LOSS_VERSION
 from triptych.utils.plotting import pyplot, save
 from triptych.utils.trials import TrialRecords
 from triptych.vocab import Task
 
-REFERENCE = "law of all modalities"  # key of the record that holds it
+REFERENCE = "law of all modalities"  # start of the keys of records that hold it; the last one counts
 _MAX_ERROR = 0.05  # mean relative error on held-out runs; above it the law does not describe the runs
 _QUOKKA = PUBLISHED["Quokka"].frontier
 
@@ -77,11 +80,21 @@ def text_model(run: RunConfig, width: int, seed: int = 0) -> RunConfig:
 
 
 def run(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> bool:
-    records = TrialRecords(args.out)
-    with records.claim(REFERENCE) as is_ours:
-        if is_ours and (args.scaling / "records.jsonl").is_file():
-            records.add({"key": REFERENCE, "folder": str(args.scaling), **_laws(list(TrialRecords(args.scaling)))})
+    if (args.scaling / "study.json").is_file():
+        _record_reference(args.scaling, TrialRecords(args.out))
     return scaling.run(args, text_only(config), bundle, text_model)
+
+
+def _record_reference(folder: Path, records: TrialRecords) -> None:
+    """Record the law of a `scaling` study as it is now, unless its losses were computed in another way."""
+    if read_study(folder)["loss_version"] != LOSS_VERSION:
+        print(f"{folder} is not compared with: its losses were computed by an earlier version")
+        return
+    runs = list(TrialRecords(folder))
+    key = f"{REFERENCE}, {hashlib.sha256(json.dumps(runs, sort_keys=True).encode()).hexdigest()[:12]}"
+    with records.claim(key) as is_ours:
+        if is_ours and runs:
+            records.add({"key": key, "folder": str(folder), **_laws(runs)})
 
 
 def _missing_runs(args: argparse.Namespace, config: RunConfig, bundle: TokenizerBundle) -> list[RunConfig]:
@@ -99,13 +112,17 @@ def _laws(records: StudyRecords) -> dict[str, Any]:
 
 
 def _own(records: StudyRecords) -> list[dict[str, Any]]:
-    return [record for record in records if record["key"] != REFERENCE]
+    return [record for record in records if not _is_reference(record)]
+
+
+def _is_reference(record: dict[str, Any]) -> bool:
+    return bool(record["key"].startswith(REFERENCE))
 
 
 def _reference(records: StudyRecords, form: str) -> list[Law]:
     """The law of all modalities, and those of its resampled runs; empty if none was recorded."""
-    recorded = next((record for record in records if record["key"] == REFERENCE), None)
-    return [] if recorded is None else [Law.from_json(law) for law in recorded[form]]
+    recorded = [record for record in records if _is_reference(record)]
+    return [Law.from_json(law) for law in recorded[-1][form]] if recorded else []
 
 
 def _fits(records: StudyRecords) -> list[Fit]:
