@@ -252,14 +252,14 @@ def test_claims_about_a_joint_law_like_the_papers() -> None:
     law = Law(JOINT, E=1.0, A=0.03, B=0.05, a=0.30, b=0.36)
     made = scaling_verdicts(law)
     assert made["Figure 11", 0] == made["Figure 11", 1] == "agrees"
-    assert made["Equation 5", 0] == made["Equation 6", 0] == made["Figure 14", 0] == "agrees"
+    assert made["Equation 5.2", 0] == made["Equation 5.3", 0] == made["Figure 14", 0] == "agrees"
 
 
 def test_claims_about_an_additive_law_with_more_tokens_for_larger_models() -> None:
     law = Law.from_raw(ADDITIVE, E=1.0, A=300.0, B=300.0, a=0.5, b=0.3)
     made = scaling_verdicts(law, edges=18)
     assert made["Figure 11", 0] == "disagrees"
-    assert made["Equation 5", 0] == made["Equation 6", 0] == made["Figure 14", 0] == "disagrees"
+    assert made["Equation 5.2", 0] == made["Equation 5.3", 0] == made["Figure 14", 0] == "disagrees"
 
 
 def test_half_of_the_budgets_at_an_edge_decide_nothing() -> None:

@@ -36,7 +36,7 @@ from triptych.utils.trials import Trial
 DELTA = 0.1  # rise of exp(loss) that defines the critical number of steps; noise between seeds hides smaller ones
 FLAT = 0.2  # |nu| below this: ten times the parameters change S_crit by less than a factor of 1.6
 _WIDTHS = [0.5, 1.0, 1.5]  # of the base run's
-_KAPPAS = [0.25, 0.7, 1.5, 2.0, 3.0, 4.0, 6.0]
+_KAPPAS = [0.25, 0.7, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_floats,
         default=_KAPPAS,
         metavar="X,X",
-        help="batch sizes, relative to the one that the hyperparameters are tuned for (default: 0.25 to 6)",
+        help="batch sizes, relative to the one that the hyperparameters are tuned for (default: 0.25 to 13)",
     )
     parser.add_argument("--seeds", type=positive_int, default=2, metavar="N", help="seeds per setting (default: 2)")
 

@@ -106,13 +106,13 @@ ITEMS = (
         ("scaling",),
     ),
     PaperItem(
-        "Equation 5",
+        "Equation 5.2",
         "Compute-optimal tokens of a model",
         "The best number of tokens grows as N^0.84.",
         ("scaling",),
     ),
     PaperItem(
-        "Equation 6",
+        "Equation 5.3",
         "Compute-optimal allocation",
         "The best size grows as C^0.55, the best number of tokens as C^0.45.",
         ("scaling",),

@@ -53,7 +53,7 @@ def _tokens_per_parameter(size: float, law: Law) -> float:
 def _frontier_claim(best: Fit) -> Claim:
     exponent = _of_law(best, partial(_exponent))
     return Claim(
-        "Equation 5",
+        "Equation 5.2",
         "The best number of tokens grows more slowly than the size of the model, as N^0.84.",
         f"as N^{exponent.shown('.2f')} by the {best.law.form.name} law at 6 N FLOPs per token",
         verdict((exponent.low, exponent.high), high=1),
@@ -128,7 +128,7 @@ def _error_claim(comparison: Comparison) -> Claim:
 def _allocation_claim(best: Fit) -> Claim:
     share = _of_law(best, partial(_share_of_size))
     return Claim(
-        "Equation 6",
+        "Equation 5.3",
         "With compute, the best size grows a little faster than the best number of tokens: C^0.55 and C^0.45.",
         f"the best size grows as C^{share.shown('.2f')} at 6 N FLOPs per token",
         verdict((share.low, share.high), low=0.5),
