@@ -55,9 +55,9 @@ def test_a_gain_beyond_the_smallest_horizon_is_a_bound() -> None:
     estimate = token_gain(*losses(20.0, 0.01, np.random.default_rng(0)))
     assert estimate is not None
     assert estimate.is_bound
-    assert str(estimate) == "at least 8.00 (the smallest horizon) on 8 seeds"
+    assert str(estimate) == "at least 8.00 times fewer tokens (the fewest that were tried), over 8 seeds"
     inside = TokenGain(2.0, 1.5, 9.0, 0.125, 4)
-    assert str(inside) == "2.00 (1.50 to more) on 4 seeds"
+    assert str(inside) == "2.00 (1.50 to more) times fewer tokens, over 4 seeds"
 
 
 def test_too_few_seeds_or_a_diverged_run_give_no_gain() -> None:

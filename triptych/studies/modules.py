@@ -195,7 +195,7 @@ def _findings(records: StudyRecords) -> list[str]:
         lines.append(f"gain of found over {name}: {gain.mean:+.4f} +- {gain.standard_error:.4f} nats")
     saved = tokens_saved(records)
     if saved is not None:
-        lines.append(f"found needs as many times fewer tokens than none for the same loss: {saved}")
+        lines.append(f"found reaches the loss of none on {saved}")
     return lines
 
 

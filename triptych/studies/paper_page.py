@@ -119,7 +119,10 @@ def _section(item: PaperItem, kept: Sequence[KeptStudy], out: Path) -> list[str]
     claims = [(study, claim) for study in kept for claim in study.claims if place_of(claim) == item.place]
     if claims:
         lines += ["| the paper | here | verdict |", "|---|---|---|"]
-        lines += [f"| {_cell(each.paper)} | {_cell(each.ours)} | **{VERDICTS[each.verdict]}** |" for _, each in claims]
+        folders = Counter(study.name for study in {study.folder: study for study, _ in claims}.values())
+        for study, each in claims:
+            of = f" ({study.folder.name})" if folders[study.name] > 1 else ""
+            lines.append(f"| {_cell(each.paper)} | {_cell(each.ours)}{of} | **{VERDICTS[each.verdict]}** |")
         lines.append("")
     elif item.claim:
         lines += [item.claim, ""]

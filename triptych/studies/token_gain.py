@@ -45,9 +45,11 @@ class TokenGain:
 
     def __str__(self) -> str:
         if self.is_bound:
-            return f"at least {1 / self.fewest:.2f} (the smallest horizon) on {self.num_seeds} seeds"
-        high = "more" if self.high * self.fewest > 1 - 1e-9 else f"{self.high:.2f}"
-        return f"{self.value:.2f} ({self.low:.2f} to {high}) on {self.num_seeds} seeds"
+            gain = f"at least {1 / self.fewest:.2f} times fewer tokens (the fewest that were tried)"
+        else:
+            high = "more" if self.high * self.fewest > 1 - 1e-9 else f"{self.high:.2f}"
+            gain = f"{self.value:.2f} ({self.low:.2f} to {high}) times fewer tokens"
+        return f"{gain}, over {self.num_seeds} seeds"
 
 
 def token_gain(
@@ -130,7 +132,7 @@ def gain_claim(gain: TokenGain) -> Claim:
     return Claim(
         "Figure 21",
         f"Multipliers per module reach the same loss on fewer tokens, there {PAPERS_GAIN:g} times fewer.",
-        f"{gain} times fewer",
+        str(gain),
         _verdict(gain),
     )
 
