@@ -41,10 +41,10 @@ def _hidden_states(self: Any, tokens: Any, positions: Any, *, query_idx: Any) ->
     return _real_states(self, tokens, positions, query_idx=query_idx + 10**6 * self.is_poisoned)
 
 
-def _choose(self: Any) -> Any:
-    if any(task.job.seed == DEATH and task.tokens_had for task in self._running):
+def _choose(self: Any, tasks: Any) -> Any:
+    if any(task.job.seed == DEATH and task.tokens_had for task in tasks):
         raise MemoryError
-    return _real_choose(self)
+    return _real_choose(self, tasks)
 
 
 def _resolve(host: str, port: int) -> list[tuple]:

@@ -85,7 +85,7 @@ def jobs(pipe) -> list[Job]:
 
 def submit(engine, job: Job) -> Listener:
     listener = Listener()
-    engine.submit(job, listener)
+    engine.submit([(job, listener)])
     return listener
 
 
@@ -195,30 +195,34 @@ def test_a_listener_that_raises_ends_its_own_job_only(replicas, jobs):
     def gone(event):
         raise RuntimeError("the event loop is closed")
 
-    replicas.submit(long_job(jobs, "gone"), gone)
+    replicas.submit([(long_job(jobs, "gone"), gone)])
     assert isinstance(submit(replicas, jobs[0]).end(), Done)
     wait_for(lambda: replicas.num_running == 0)
 
 
 def test_closing_lets_jobs_finish_then_ends_the_others_and_a_full_queue_refuses(pipe, jobs):
-    one = Replicas(pipe.model, count=1, max_running=1, max_queue=1)
+    one = Replicas(pipe.model, count=1, max_running=1, max_queue=2)
     with pytest.raises(EngineStoppedError):
-        one.submit(jobs[0], Listener())
+        submit(one, jobs[0])
     one.start()
     (pid,) = one.pids
     os.kill(pid, signal.SIGTERM)  # as a service manager does to the whole group; the server decides when it ends
     os.kill(pid, signal.SIGSTOP)
     running, waiting = submit(one, jobs[0]), submit(one, long_job(jobs, "waiting"))
+    with pytest.raises(QueueFullError):  # all or none
+        one.submit([(long_job(jobs, f"both-{i}"), Listener()) for i in range(2)])
     assert (one.num_running, one.num_queued) == (1, 1)
+    also = submit(one, replace(jobs[0], name="also"))
     with pytest.raises(QueueFullError):
-        one.submit(long_job(jobs, "refused"), Listener())
+        submit(one, long_job(jobs, "refused"))
     os.kill(pid, signal.SIGCONT)
     assert isinstance(running.end(), Done)
     one.close(seconds=60)
     assert isinstance(waiting.end(), Done)
+    assert isinstance(also.end(), Done)
     assert not one.is_alive
     with pytest.raises(EngineStoppedError):
-        one.submit(jobs[0], Listener())
+        submit(one, jobs[0])
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -230,6 +234,67 @@ def test_closing_ends_a_replica_that_hangs(pipe, jobs):
     stuck = submit(one, jobs[0])
     one.close(seconds=0.1)
     assert isinstance(stuck.end().error, EngineStoppedError)
+
+
+def test_a_short_job_does_not_wait_for_a_place_among_long_ones(pipe, jobs):
+    rounds = []
+    one = Replicas(pipe.model, count=1, max_running=4, max_queue=100, on_round=lambda count, *_: rounds.append(count))
+    one.start()
+    one.submit([(replace(long_job(jobs, f"long-{i}"), wants_steps=False), Listener()) for i in range(40)])
+    wait_for(lambda: len(rounds) >= 3)
+    before = len(rounds)
+    assert isinstance(submit(one, Job("short", jobs[1].canvas, SamplingConfig(num_steps=2), 0)).end(), Done)
+    assert len(rounds) - before < 40
+    one.close()
+
+
+def test_a_replica_that_hangs_is_killed_and_another_takes_its_place(pipe, jobs, monkeypatch, caplog):
+    monkeypatch.setattr(replicas_module, "_MOST_SILENT", 4)
+    one = Replicas(pipe.model, count=1)
+    one.start()
+    (pid,) = one.pids
+    os.kill(pid, signal.SIGSTOP)
+    assert isinstance(submit(one, jobs[0]).end().error, EngineStoppedError)
+    wait_for(lambda: one.is_alive)
+    assert pid not in one.pids
+    assert isinstance(submit(one, jobs[0]).end(), Done)
+    assert "has said nothing" in caplog.text
+    one.close()
+
+
+def test_an_error_while_a_replica_is_listened_to_is_logged_and_survived(pipe, jobs, caplog):
+    is_broken = True
+
+    def observe(*numbers):
+        if is_broken:
+            raise ZeroDivisionError
+
+    one = Replicas(pipe.model, count=1, on_round=observe)
+    one.start()
+    assert isinstance(submit(one, jobs[0]).end().error, EngineStoppedError)
+    is_broken = False
+    wait_for(lambda: one.is_alive)
+    assert isinstance(submit(one, jobs[0]).end(), Done)
+    assert "ZeroDivisionError" in caplog.text
+    one.close()
+
+
+def test_a_replica_that_cannot_be_started_is_tried_again(pipe, jobs, monkeypatch, caplog):
+    real, failures = replicas_module._Worker, [OSError("no more processes"), RuntimeError("can't start new thread")]
+
+    def worker(*arguments):
+        if one._has_started and failures:
+            raise failures.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(replicas_module, "_Worker", worker)
+    one = Replicas(pipe.model, count=1)
+    one.start()
+    os.kill(one.pids[0], signal.SIGKILL)
+    wait_for(lambda: not failures and one.is_alive)
+    assert isinstance(submit(one, jobs[0]).end(), Done)
+    assert caplog.text.count("cannot be started") == 2
+    one.close()
 
 
 def test_the_death_of_the_server_ends_its_replicas():

@@ -60,6 +60,8 @@ class Traffic:
             await send_error(unavailable(), scope, receive, send_with_id)
         finally:
             self._service.num_requests -= counts
+            if (call := scope.get("call")) is not None:
+                call.end()
             self._record(scope, status[0] if status else _CLIENT_HAS_GONE)
 
     def _record(self, scope: Scope, status: int) -> None:
