@@ -9,8 +9,8 @@ from typing import Any
 from triptych.cli.main import main
 from triptych.serve import engine, remote
 
-POISON, DEATH, SLOW = 666, 667, 668
-"""Seeds: a request that no forward pass can take, one that the engine does not survive, and one that takes long."""
+POISON, SLOW, DEATH = 666, 667, 700
+"""Seeds: a request that no forward pass can take, one that takes long, and one that the engine does not survive."""
 _PAUSE = 0.3  # seconds before each forward pass of a slow request
 PUBLIC = "93.184.216.34"
 HOSTS = {

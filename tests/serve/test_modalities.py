@@ -1,46 +1,21 @@
 """Models that have only some of text, images and audio are served, too: they do what they can, and say what not."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from server_process import ServerProcess, running
+from partial_models import IMAGE, partial_models
+from server_process import ServerProcess
 
-from triptych.hub.pipeline import Limits, Pipeline
-from triptych.model.transformer import ModelConfig, Transformer, initialise
 from triptych.serve.media import data_uri, encode_image
-from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.tokenizers.patch_vq import PatchVQ, PatchVQConfig
-from triptych.tokenizers.text import ByteBPE
-from triptych.vocab import Vocabulary
 
-SHAPE = ModelConfig(num_layers=1, width=16, num_heads=2, d_ff=24)
-LIMITS = Limits(seq_len=64, text_slot=16, audio_slot=None, caption_prompt="an image of")
-TEXT = ByteBPE([])
-IMAGE = PatchVQ.untrained(PatchVQConfig(resolution=16, patch=8, codes=12))
 SPEECH = {"input": "a cat"}
 DRAWING = {"prompt": "a cat"}
 
 
-def save(folder: Path, **tokenizers: object) -> str:
-    sizes = {name: getattr(tokenizers.get(name), "vocab_size", 7) for name in ("text", "image", "audio")}
-    model = Transformer(SHAPE, Vocabulary(**sizes))
-    initialise(model, 0)
-    bundle = TokenizerBundle(model.vocabulary, **tokenizers)  # type: ignore[arg-type]
-    return str(Pipeline(model, bundle, LIMITS).save_pretrained(folder))
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("models")
-    models = {
-        "text": save(folder / "text", text=TEXT),
-        "pair": save(folder / "pair", text=TEXT, image=IMAGE),
-        "image": save(folder / "image", image=IMAGE),
-    }
-    with running(*(word for name, path in models.items() for word in ("--model", f"{name}={path}"))) as process:
+    with partial_models(tmp_path_factory.mktemp("models")) as process:
         yield process
-        assert '"trace"' not in process.log
 
 
 def test_models_list_what_they_can_do(server: ServerProcess) -> None:

@@ -1,15 +1,18 @@
 """Replicas: engines in processes of their own give the same results, and survive the death of one."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from prometheus_client.exposition import generate_latest
 
 from triptych import Pipeline
 from triptych.errors import UserError
@@ -28,6 +31,7 @@ from triptych.serve.job import (
     Step,
 )
 from triptych.serve.messages import portable
+from triptych.serve.metrics import Metrics
 from triptych.serve.replicas import Replicas, expected_work
 
 
@@ -114,6 +118,15 @@ def test_results_equal_those_offline(pipe, replicas, jobs, rounds):
     assert sum(count for count, _, _ in rounds) >= len(jobs)
 
 
+def test_the_memory_of_replicas_is_measured(replicas):
+    metrics = Metrics()
+    metrics.watch(SimpleNamespace(models={"scenes": SimpleNamespace(engine=replicas, errors={})}))
+    text = generate_latest(metrics._registry).decode()
+    found = re.findall(r'triptych_replica_memory_bytes\{model="scenes",replica="(\d)"\} (\S+)', text)
+    assert [number for number, _ in found] == ["0", "1"]
+    assert all(float(num_bytes) > 50e6 for _, num_bytes in found)
+
+
 def test_steps_come_with_their_forecasts(replicas, jobs):
     listener = submit(replicas, replace(jobs[0], wants_steps=True, top_k=5))
     assert isinstance(listener.end(), Done)
@@ -170,8 +183,8 @@ def test_a_replica_that_dies_is_started_again_and_the_other_goes_on(pipe, replic
     assert replicas.is_alive
     assert isinstance(submit(replicas, jobs[0]).end(), Done)  # with the other one
     wait_for(lambda: len(replicas.pids) == 2)
-    assert before[1] in replicas.pids
-    assert before[0] not in replicas.pids
+    assert before[1] in replicas.pids.values()
+    assert before[0] not in replicas.pids.values()
     listeners = [submit(replicas, replace(jobs[0], name=f"again-{i}")) for i in range(4)]
     expected = generate(pipe.model, [jobs[0].canvas], jobs[0].config, [jobs[0].seed])[0]
     assert all(same(listener.end().canvas, expected) for listener in listeners)
@@ -181,7 +194,7 @@ def test_weights_are_shared(pipe, replicas):
     assert all(parameter.is_shared() for parameter in pipe.model.parameters())
     segments = {line.split()[-1] for line in _maps(os.getpid()) if "/torch_" in line}
     assert segments
-    for pid in replicas.pids:
+    for pid in replicas.pids.values():
         assert segments & {line.split()[-1] for line in _maps(pid) if "/torch_" in line}
 
 
@@ -205,7 +218,7 @@ def test_closing_lets_jobs_finish_then_ends_the_others_and_a_full_queue_refuses(
     with pytest.raises(EngineStoppedError):
         submit(one, jobs[0])
     one.start()
-    (pid,) = one.pids
+    (pid,) = one.pids.values()
     os.kill(pid, signal.SIGTERM)  # as a service manager does to the whole group; the server decides when it ends
     os.kill(pid, signal.SIGSTOP)
     running, waiting = submit(one, jobs[0]), submit(one, long_job(jobs, "waiting"))
@@ -252,11 +265,11 @@ def test_a_replica_that_hangs_is_killed_and_another_takes_its_place(pipe, jobs, 
     monkeypatch.setattr(replicas_module, "_MOST_SILENT", 4)
     one = Replicas(pipe.model, count=1)
     one.start()
-    (pid,) = one.pids
+    (pid,) = one.pids.values()
     os.kill(pid, signal.SIGSTOP)
     assert isinstance(submit(one, jobs[0]).end().error, EngineStoppedError)
     wait_for(lambda: one.is_alive)
-    assert pid not in one.pids
+    assert pid not in one.pids.values()
     assert isinstance(submit(one, jobs[0]).end(), Done)
     assert "has said nothing" in caplog.text
     one.close()
@@ -304,7 +317,7 @@ def test_the_death_of_the_server_ends_its_replicas():
         from triptych.serve.replicas import Replicas
         replicas = Replicas(Pipeline.from_pretrained("scenes").model, count=1)
         replicas.start()
-        print(*replicas.pids, flush=True)
+        print(*replicas.pids.values(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)"""
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == -signal.SIGKILL, ran.stderr

@@ -88,6 +88,11 @@ class Engine:
         return self._thread.is_alive() and not self._is_closing
 
     @property
+    def pids(self) -> dict[int, int]:
+        """Of processes of its own, by number: there are none."""
+        return {}
+
+    @property
     def num_queued(self) -> int:
         """How many jobs there are besides those that can share a round."""
         return max(0, len(self._tasks) - self._max_running)

@@ -101,9 +101,10 @@ class Replicas:
         return False
 
     @property
-    def pids(self) -> list[int]:
-        """Of the replicas that take jobs."""
-        return [pid for worker in self._ready if (pid := worker.process.pid) is not None]
+    def pids(self) -> dict[int, int]:
+        """Of the replicas that take jobs, by number."""
+        workers = {number: worker for number, worker in enumerate(self._workers) if worker in self._ready}
+        return {number: worker.process.pid for number, worker in workers.items() if worker is not None}
 
     @property
     def num_queued(self) -> int:

@@ -8,7 +8,7 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.serve.asgi import header, send_error
+from triptych.serve.asgi import header, refuse, send_error
 from triptych.serve.errors import as_api_error, unavailable
 from triptych.serve.metrics import Metrics
 from triptych.serve.service import Service
@@ -46,7 +46,7 @@ class Traffic:
         self._service.num_requests += counts
         try:
             if counts and self._service.is_draining:
-                await send_error(unavailable(), scope, receive, send_with_id)
+                await refuse(unavailable(), scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
         except Exception as error:
