@@ -63,7 +63,8 @@ def draw_and_speak(page: Page) -> None:
 def scrub(page: Page, part: float) -> None:
     """Show a frame of the run."""
     page.locator("#scrubber").evaluate(
-        "(range, part) => { range.value = Math.round(part * range.max); range.dispatchEvent(new Event('input')); }", part
+        "(range, part) => { range.value = Math.round(part * range.max); range.dispatchEvent(new Event('input')); }",
+        part,
     )
 
 

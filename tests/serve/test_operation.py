@@ -246,6 +246,19 @@ def test_the_table_of_limits_is_that_of_the_code() -> None:
     assert rows == [(field.name.replace("_", "-"), described[field.name], f"{field.default:,}") for field in numbers()]
 
 
+def test_launch_files_restart_a_server_and_give_it_time_to_stop() -> None:
+    unit = (ROOT / "launch" / "triptych.service").read_text()
+    assert "\nRestart=on-failure\n" in unit
+    assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > ServeLimits().drain_seconds  # type: ignore[index]
+    pod = (ROOT / "launch" / "kubernetes-serve.yaml").read_text()
+    assert "restartPolicy" not in pod  # Always
+    grace, pause = (
+        int(re.search(pattern, pod)[1])  # type: ignore[index]
+        for pattern in (r"terminationGracePeriodSeconds: (\d+)", r'preStop: .*sleep, "(\d+)"')
+    )
+    assert grace > pause + ServeLimits().drain_seconds
+
+
 def test_limits_are_positive() -> None:
     with pytest.raises(UserError, match="queue must be positive"):
         ServeLimits(queue=0)
