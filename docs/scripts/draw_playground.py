@@ -69,8 +69,8 @@ def scrub(page: Page, part: float) -> None:
 
 
 def hover(page: Page) -> None:
-    """Show what the model expects of the first masked code of the image."""
-    page.locator("#board .image .cell.masked").first.hover()
+    """Show what the model expected of a code of the image."""
+    page.locator("#board .image .cell").nth(9).hover()
     expect(page.locator("#tip")).to_be_visible()
 
 
@@ -80,12 +80,12 @@ def draw(folder: Path) -> None:
             page = open_page(scheme)
             draw_and_speak(page)
             page.select_option("#heat", "confidence")
-            scrub(page, 0.4)
+            scrub(page, 0.2)
             hover(page)
             page.screenshot(path=folder / f"{name}.png")
         page = open_page("light", PHONE, has_touch=True, is_mobile=True)
         draw_and_speak(page)
-        scrub(page, 0.5)
+        scrub(page, 0.2)
         page.screenshot(path=folder / "playground-phone.png")
 
 

@@ -135,11 +135,11 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(capsys: pytest.Ca
 def test_damaged_tokenizers_are_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """With the checksums of the damaged files, so that they are seen only when they are read."""
     folder = Pipeline.from_pretrained("scenes").save_pretrained(tmp_path / "model")
-    (folder / "tokenizers" / "image" / "codebook.png").write_bytes(b"no image")
+    (folder / "tokenizers" / "audio" / "mel_rvq.safetensors").write_bytes(b"nothing")
     write_checksums(folder, read_raw_config(folder))
     assert main(["serve", "--model", str(folder), "--port", "0"]) == 4
     error = capsys.readouterr().err
-    assert "codebook.png" in error
+    assert "mel_rvq.safetensors" in error
     assert error.count("\n") == 1
 
 

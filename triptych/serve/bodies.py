@@ -1,16 +1,39 @@
 """Bodies of requests: read within the limits of size and time before a route sees anything of them."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.errors import UserError
 from triptych.serve.asgi import header, refuse, send_error
 from triptych.serve.errors import RETRY_SECONDS, ApiError, as_api_error
-from triptych.serve.json_body import check_json
+from triptych.serve.json_body import read_json
 from triptych.serve.limits import ServeLimits
 
 _MUCH = 2**20
+_PARSED = "triptych.json"
+
+
+class ParsedRoute(APIRoute):
+    """A route that takes JSON as `BodyCheck` has parsed it: FastAPI would parse it again, in the event loop."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_ParsedRequest(request.scope, request.receive))
+
+        return handle
+
+
+class _ParsedRequest(Request):
+    async def json(self) -> Any:
+        return self.scope[_PARSED]
 
 
 class BodyCheck:
@@ -74,7 +97,7 @@ class BodyCheck:
     def _check_content(self, scope: Scope, body: bytearray) -> None:
         kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
         if kind == "application/json":
-            check_json(bytes(body), self._limits)
+            scope[_PARSED] = read_json(bytes(body), self._limits)
         elif kind != "multipart/form-data":
             raise ApiError(415, f"expected application/json or multipart/form-data, got {kind[:100]!r}.")
 

@@ -12,6 +12,7 @@ from triptych.errors import UserError
 from triptych.hub.requests import Request
 from triptych.sample.canvas import Canvas
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.canvases import checked_text
 from triptych.serve.context import call_of, service_of, unless_disconnected
 from triptych.serve.filling import Filling
@@ -24,7 +25,7 @@ from triptych.serve.voices import voice_of
 from triptych.serve.writing import Writer, Written, write
 from triptych.utils.media import Audio
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 _BLOCK = 16 * 1024  # bytes of audio in one event
 _FILES = {"file": True}

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from triptych.errors import UserError
 from triptych.sample.canvas import MASKED, Canvas
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.canvases import (
     SegmentIds,
     content_of,
@@ -30,7 +31,7 @@ from triptych.serve.schemas import CanvasBody, DecodeBody, EncodeBody, Segment
 from triptych.serve.service import Call, Prepared, ServedModel, unusual
 from triptych.vocab import Modality
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 
 @router.post("/v1/canvas")

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from triptych.sample.canvas import Canvas
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.canvases import num_masked
 from triptych.serve.context import call_of, service_of, unless_disconnected
 from triptych.serve.filling import Filling
@@ -26,7 +27,7 @@ from triptych.serve.usage import Usage
 from triptych.serve.writing import Progress, Writer, write
 from triptych.vocab import Modality
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 
 @router.post("/v1/chat/completions")

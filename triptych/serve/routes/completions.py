@@ -15,6 +15,7 @@ from triptych.errors import UserError
 from triptych.hub.requests import Request
 from triptych.sample.canvas import MASKED
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.context import call_of, service_of, unless_disconnected
 from triptych.serve.filling import Filling
 from triptych.serve.probabilities import Probabilities, check_probabilities
@@ -25,7 +26,7 @@ from triptych.serve.text_requests import completion_of
 from triptych.serve.usage import Usage
 from triptych.serve.writing import Progress, Writer, Written, write
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 
 @router.post("/v1/completions")

@@ -16,6 +16,7 @@ from triptych.hub.pipeline import Pipeline
 from triptych.hub.requests import Request
 from triptych.sample.canvas import Canvas
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.canvases import checked_text, likeliest_ids, segments_in
 from triptych.serve.context import call_of, service_of, unless_disconnected
 from triptych.serve.filling import Filling
@@ -29,7 +30,7 @@ from triptych.serve.streams import merged
 from triptych.serve.usage import usage_of
 from triptych.vocab import Modality
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 _FILES = {"image": True, "mask": False}
 
