@@ -60,12 +60,13 @@ def draw_and_speak(page: Page) -> None:
     expect(page.locator("#play")).to_have_text("Play again")
 
 
-def scrub(page: Page, part: float) -> None:
-    """Show a frame of the run."""
-    page.locator("#scrubber").evaluate(
-        "(range, part) => { range.value = Math.round(part * range.max); range.dispatchEvent(new Event('input')); }",
-        part,
-    )
+def show_half(page: Page) -> None:
+    """Show the last frame in which a part of the image is masked: images and audio come in any order."""
+    frames, scrubber = int(page.locator("#scrubber").get_attribute("max") or 0), page.locator("#scrubber")
+    for frame in range(frames, 0, -1):
+        scrubber.evaluate("(range, at) => { range.value = at; range.dispatchEvent(new Event('input')); }", frame)
+        if page.locator("#board .image .cell.masked").count():
+            return
 
 
 def hover(page: Page) -> None:
@@ -80,12 +81,12 @@ def draw(folder: Path) -> None:
             page = open_page(scheme)
             draw_and_speak(page)
             page.select_option("#heat", "confidence")
-            scrub(page, 0.2)
+            show_half(page)
             hover(page)
             page.screenshot(path=folder / f"{name}.png")
         page = open_page("light", PHONE, has_touch=True, is_mobile=True)
         draw_and_speak(page)
-        scrub(page, 0.2)
+        show_half(page)
         page.screenshot(path=folder / "playground-phone.png")
 
 

@@ -3,6 +3,7 @@
 import { byId, h } from "./dom.js";
 
 const MOST_VALUES = 8; // of a list of allowed values
+const ANY = "any";
 
 async function start() {
   const { theme = localStorage.getItem("triptych-theme") } = document.documentElement.dataset;
@@ -26,12 +27,16 @@ function routeOf(api, method, path, route) {
 }
 
 function fieldsOf(api, schema) {
-  const required = schema.required ?? [];
-  const rows = Object.entries(schema.properties ?? {}).map(([name, field]) => {
-    const title = h("th", { scope: "row" }, name, ...(required.includes(name) ? [h("span", { class: "required" }, " required")] : []));
-    return h("tr", {}, title, h("td", {}, typeOf(api, field)), h("td", {}, noteOf(field)));
+  const isRequired = (name) => (schema.required ?? []).includes(name);
+  const fields = Object.entries(schema.properties ?? {}).map(([name, field]) => ({ name, field, type: typeOf(api, field) }));
+  fields.sort((a, b) => isRequired(b.name) - isRequired(a.name));
+  const rows = fields.filter(({ type }) => type !== ANY).map(({ name, field, type }) => {
+    const title = h("th", { scope: "row" }, name, ...(isRequired(name) ? [h("span", { class: "required" }, " required")] : []));
+    return h("tr", {}, title, h("td", {}, type), h("td", {}, noteOf(field)));
   });
-  return h("div", { class: "fields-of-body" }, h("table", {}, h("tbody", {}, ...rows)));
+  const others = fields.filter(({ type }) => type === ANY).map(({ name }) => name);
+  const note = others.length ? [h("p", { class: "note" }, `Of OpenAI's API, without effect here, or refused with the reason: ${others.join(", ")}.`)] : [];
+  return h("div", { class: "fields-of-body" }, h("table", {}, h("tbody", {}, ...rows)), ...note);
 }
 
 function resolved(api, schema) {
@@ -48,7 +53,7 @@ function typeOf(api, schema) {
   if (options) return [...new Set(options.map((each) => typeOf(api, each)))].filter((each) => each !== "null").join(" | ");
   if (field.type === "array") return `list of ${typeOf(api, field.items ?? {})}`;
   if (field.format === "binary") return "file";
-  return name ?? field.type ?? "any";
+  return name ?? field.type ?? ANY;
 }
 
 function noteOf(field) {
