@@ -56,22 +56,26 @@ def draw_and_speak(page: Page) -> None:
     page.fill("#seed", "3")
     page.fill("textarea", TEXT)
     page.get_by_role("button", name="Draw and speak", exact=True).click()
+    page.click("summary")
+    page.fill("#num_steps", "12")
+    page.click("summary")
+    page.locator(".settings").evaluate("line => (line.scrollLeft = 0)")
     page.click("#play")
     expect(page.locator("#play")).to_have_text("Play again")
 
 
 def show_half(page: Page) -> None:
-    """Show the last frame in which a part of the image is masked: images and audio come in any order."""
+    """Show the last frame in which a third of the image is masked: images and audio come in any order."""
     frames, scrubber = int(page.locator("#scrubber").get_attribute("max") or 0), page.locator("#scrubber")
     for frame in range(frames, 0, -1):
         scrubber.evaluate("(range, at) => { range.value = at; range.dispatchEvent(new Event('input')); }", frame)
-        if page.locator("#board .image .cell.masked").count():
+        if page.locator("#board .image .cell.masked").count() >= 6:
             return
 
 
 def hover(page: Page) -> None:
-    """Show what the model expected of a code of the image."""
-    page.locator("#board .image .cell").nth(9).hover()
+    """Show what the model expects of a masked code of the image."""
+    page.locator("#board .image .cell.masked").nth(2).hover()
     expect(page.locator("#tip")).to_be_visible()
 
 
