@@ -3,8 +3,9 @@
     python bench/serve.py                  throughput with 1, 8 and 32 clients, and the time to the first frame
     python bench/serve.py --minutes 10     memory under load of 8 clients
 
-Clients ask for all directions in turn. "One at a time" is the same server with --max-running 1. The servers are
-measured in turns; all of them answer the same requests, and every answer is compared with the offline result.
+Clients ask for all directions in turn. "One at a time" is the same server with --max-running 1: a result has each pass
+for itself. The servers are measured in turns; all of them answer the same requests, and every answer is compared with
+the offline result.
 """
 
 import asyncio

@@ -9,8 +9,8 @@ from typing import Any
 from triptych.cli.main import main
 from triptych.serve import engine, remote
 
-POISON, DEATH, SLOW = 666, 667, 668
-"""Seeds: a request that no forward pass can take, one that the engine does not survive, and one that takes long."""
+POISON, SLOW, DEATH = 666, 667, 700
+"""Seeds: a request that no forward pass can take, one that takes long, and one that the engine does not survive."""
 _PAUSE = 0.3  # seconds before each forward pass of a slow request
 PUBLIC = "93.184.216.34"
 HOSTS = {
@@ -41,10 +41,10 @@ def _hidden_states(self: Any, tokens: Any, positions: Any, *, query_idx: Any) ->
     return _real_states(self, tokens, positions, query_idx=query_idx + 10**6 * self.is_poisoned)
 
 
-def _choose(self: Any) -> Any:
-    if any(task.job.seed == DEATH and task.tokens_had for task in self._running):
+def _choose(self: Any, tasks: Any) -> Any:
+    if any(task.job.seed == DEATH and task.tokens_had for task in tasks):
         raise MemoryError
-    return _real_choose(self)
+    return _real_choose(self, tasks)
 
 
 def _resolve(host: str, port: int) -> list[tuple]:

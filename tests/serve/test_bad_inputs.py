@@ -316,6 +316,13 @@ def test_a_declared_large_body_is_refused_before_it_is_sent(server: ServerProces
     assert answer.headers["connection"] == "close"
 
 
+def test_an_unknown_key_is_not_sent_back(server: ServerProcess) -> None:
+    for body in ({"x" * MIB: 1}, {"segments": [{"y" * MIB: 1}]}, {"segments": {"z" * MIB: 1}}):
+        answer = send(server, "/v1/canvas", json.dumps(body).encode(), Content_Type="application/json")
+        refused(answer, 400)
+        assert len(answer.body) < 2000
+
+
 def test_a_large_body_in_chunks_is_refused_on_the_way(server: ServerProcess) -> None:
     chunk = b"10000\r\n" + bytes(65_536) + b"\r\n"
     start = head("/v1/canvas", "Transfer-Encoding: chunked", "Content-Type: application/json")

@@ -1,7 +1,11 @@
 """The client of `/v1/canvas`, and the example of OpenAI's client."""
 
 import runpy
+import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +93,56 @@ def test_an_error_in_a_stream_is_raised(canvas, monkeypatch):
     with pytest.raises(CanvasError, match="too late") as error:
         list(canvas.stream([TEXT, IMAGE]))
     assert (error.value.status, error.value.code) == (None, "deadline")
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """A server that sends these bytes to whoever connects, and closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    with listener.accept()[0] as connection:
+                        connection.recv(65_536)
+                        connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+EVENTS = b'data: {"type": "canvas.created"}\n\ndata: {"type": "canvas.step"}\n\n'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n" + EVENTS,
+        b"HTTP/1.1 200 OK\r\n\r\n" + EVENTS + b'data: {"type": "canv',
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + EVENTS,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % len(EVENTS) + EVENTS + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfff\r\n" + EVENTS,
+        b"",
+        b"no HTTP\r\n",
+    ],
+)
+def test_an_answer_that_is_cut_off_is_an_error(answer):
+    with answering(answer) as address:
+        events = []
+        with pytest.raises(CanvasError) as error:
+            events += CanvasClient(address).stream([TEXT, IMAGE])
+        assert error.value.status is None
+        with pytest.raises(CanvasError):
+            CanvasClient(address).fill([TEXT, IMAGE])
+
+
+def test_a_server_that_cannot_be_reached_is_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    for ask in (lambda client: client.models(), lambda client: list(client.stream([TEXT, IMAGE]))):
+        with pytest.raises(CanvasError, match=r"cannot be reached: .*refused"):
+            ask(CanvasClient(address))
 
 
 def test_the_example_of_openais_client_runs(server, tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,8 +77,15 @@ class Listener:
 
 def submit(engine: Engine, job: Job) -> Listener:
     listener = Listener()
-    engine.submit(job, listener)
+    engine.submit([(job, listener)])
     return listener
+
+
+def submit_before_start(engine: Engine, jobs: list[tuple[Job, Any]]) -> None:
+    """Give an engine jobs that it finds all at once."""
+    with engine._changed:  # it cannot take any while it is locked
+        engine.start()
+        engine.submit(jobs)
 
 
 def same(a: Canvas, b: Canvas) -> bool:
@@ -120,10 +128,7 @@ def test_results_equal_those_offline_in_any_company(pipe, jobs, offline, max_tok
     sizes = []
     engine = Engine(pipe.model, max_tokens=max_tokens, on_round=lambda count, *_: sizes.append(count))
     listeners = [Listener() for _ in jobs]
-    for job, listener in zip(jobs, listeners):
-        engine._tasks[job.name] = task = engine_module._Task(job, listener)
-        engine._queue.append(task)  # all at once: the engine does not run yet
-    engine.start()
+    submit_before_start(engine, list(zip(jobs, listeners)))
     results = [listener.canvas() for listener in listeners]
     engine.close()
     assert all(map(same, results, offline))
@@ -181,11 +186,10 @@ def test_short_jobs_do_not_wait_for_long_ones(pipe, jobs):
         return listen
 
     done = threading.Semaphore(0)
-    for name, count in (("long", 16), ("short 1", 2), ("short 2", 2)):
-        engine_job = Job(name, jobs[1].canvas, SamplingConfig(num_steps=count), 0)
-        engine._tasks[name] = task = engine_module._Task(engine_job, note(name))
-        engine._queue.append(task)
-    engine.start()
+    counts = (("long", 16), ("short 1", 2), ("short 2", 2))
+    submit_before_start(
+        engine, [(Job(name, jobs[1].canvas, SamplingConfig(num_steps=count), 0), note(name)) for name, count in counts]
+    )
     for _ in range(3):
         assert done.acquire(timeout=60)
     engine.close()
@@ -219,7 +223,7 @@ def test_cancelling_ends_a_job_within_one_step(engine, jobs):
             stopped_at.append(event.step)
             engine.cancel("slow")
 
-    engine.submit(Job("slow", jobs[1].canvas, SamplingConfig(num_steps=16), 0, wants_steps=True), stop_after_two)
+    engine.submit([(Job("slow", jobs[1].canvas, SamplingConfig(num_steps=16), 0, wants_steps=True), stop_after_two)])
     assert isinstance(listener.error(), CancelledError)
     assert [each.step for each in listener.steps] == [0, 1]
     assert isinstance(submit(engine, jobs[0]).end(), Done)
@@ -229,7 +233,7 @@ def test_a_listener_that_raises_ends_its_own_job_only(engine, jobs):
     def gone(event):
         raise RuntimeError("the event loop is closed")
 
-    engine.submit(Job("gone", jobs[1].canvas, SamplingConfig(num_steps=16), 0, wants_steps=True), gone)
+    engine.submit([(Job("gone", jobs[1].canvas, SamplingConfig(num_steps=16), 0, wants_steps=True), gone)])
     assert isinstance(submit(engine, jobs[0]).end(), Done)
 
 
@@ -277,20 +281,42 @@ def test_wrong_arguments_are_the_jobs_own_error(engine, jobs, pipe):
     assert engine.is_alive
 
 
-def test_a_full_queue_refuses(pipe, jobs):
+def test_a_full_queue_refuses_all_of_several_jobs(pipe, jobs):
     engine = Engine(pipe.model, max_running=1, max_queue=2)
-    for i in range(2):
-        engine._queue.append(engine_module._Task(Job(f"{i}", jobs[0].canvas, jobs[0].config, i), Listener()))
-    engine.start()
-    with engine._changed, pytest.raises(QueueFullError):  # the engine cannot take from its queue while it is locked
-        engine.submit(jobs[0], Listener())
+    first, *others = [(replace(jobs[0], name=f"{i}"), Listener()) for i in range(5)]
+    submit_before_start(engine, [first])
+    with engine._changed:
+        with pytest.raises(QueueFullError):
+            engine.submit(others[:3])
+        assert (engine.num_running, engine.num_queued) == (1, 0)
+        engine.submit(others[:2])
+        with pytest.raises(QueueFullError):
+            engine.submit(others[2:3])
+        assert (engine.num_running, engine.num_queued) == (1, 2)
+    engine.close(seconds=60)
+    assert all(isinstance(listener.end(), Done) for _, listener in (first, *others[:2]))
+    assert not any(listener.events for _, listener in others[2:])
+
+
+def test_a_short_job_does_not_wait_for_a_place_among_long_ones(pipe, jobs):
+    """A step of 40 jobs takes 10 rounds, all steps of all 160."""
+    rounds = []
+    engine = Engine(pipe.model, max_running=4, max_queue=100, on_round=lambda count, *_: rounds.append(count))
+    crowd = [Job(f"long-{i}", jobs[1].canvas, SamplingConfig(num_steps=16), i) for i in range(40)]
+    submit_before_start(engine, [(job, Listener()) for job in crowd])
+    while len(rounds) < 3:
+        time.sleep(0.001)
+    before = len(rounds)
+    assert isinstance(submit(engine, Job("short", jobs[1].canvas, SamplingConfig(num_steps=2), 0)).end(), Done)
+    assert len(rounds) - before < 40
+    assert max(rounds) == 4
     engine.close()
 
 
 def test_the_engine_that_dies_ends_its_jobs_and_takes_no_more(pipe, jobs, monkeypatch, caplog):
     engine = Engine(pipe.model)
 
-    def broken(self):
+    def broken(self, tasks):
         raise MemoryError
 
     monkeypatch.setattr(Engine, "_choose", broken)
@@ -298,8 +324,9 @@ def test_the_engine_that_dies_ends_its_jobs_and_takes_no_more(pipe, jobs, monkey
     assert isinstance(submit(engine, jobs[0]).error(), EngineStoppedError)
     engine._thread.join(10)
     assert not engine.is_alive
+    assert engine.has_died
     with pytest.raises(EngineStoppedError):
-        engine.submit(jobs[1], Listener())
+        submit(engine, jobs[1])
     assert "the engine has stopped" in caplog.text
 
 
@@ -309,8 +336,9 @@ def test_closing_lets_jobs_finish_for_a_while(pipe, jobs):
     quick = submit(engine, jobs[0])
     engine.close(seconds=30)
     assert isinstance(quick.end(), Done)
+    assert not engine.has_died
     with pytest.raises(EngineStoppedError):
-        engine.submit(jobs[1], Listener())
+        submit(engine, jobs[1])
 
 
 def test_closing_ends_what_does_not_finish(pipe, jobs):
@@ -322,7 +350,7 @@ def test_closing_ends_what_does_not_finish(pipe, jobs):
         slow(event)
         time.sleep(0.05)
 
-    engine.submit(Job("slow", jobs[1].canvas, SamplingConfig(num_steps=16), 0, wants_steps=True), dawdle)
+    engine.submit([(Job("slow", jobs[1].canvas, SamplingConfig(num_steps=16), 0, wants_steps=True), dawdle)])
     engine.close(seconds=0.1)
     assert isinstance(slow.error(), EngineStoppedError)
     assert len(slow.steps) < 16

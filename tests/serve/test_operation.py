@@ -2,14 +2,17 @@
 
 import base64
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess, running
+from server_process import ServerProcess, read_answer, running
 
 from triptych.cli.main import main
 from triptych.errors import UserError
+from triptych.hub.integrity import read_raw_config, write_checksums
+from triptych.hub.pipeline import Pipeline
 from triptych.serve.app import create_app
 from triptych.serve.auth import KeyCheck, read_keys
 from triptych.serve.limits import ServeLimits, numbers
@@ -39,7 +42,7 @@ def routes(service: Service) -> list[tuple[str, str]]:
     """Every route that the application has, with a method of it."""
     app = create_app(service)
     paths = [(method, path) for path, item in app.openapi()["paths"].items() for method in item]
-    return [*paths, ("get", "/"), ("get", "/playground/index.html"), ("get", "/openapi.json")]
+    return [*paths, ("get", "/"), ("get", "/docs"), ("get", "/playground/index.html"), ("get", "/openapi.json")]
 
 
 def test_every_route_but_health_needs_a_key(server: ServerProcess) -> None:
@@ -65,6 +68,17 @@ def test_every_route_but_health_needs_a_key(server: ServerProcess) -> None:
                 assert answer.status_code == 401, (method, path)
                 assert answer.json()["error"]["code"] == "invalid_api_key"
                 assert "WWW-Authenticate" in answer.headers
+
+
+def test_a_body_that_comes_without_a_key_ends_the_connection(server: ServerProcess) -> None:
+    start = b"POST /v1/canvas HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for head in (b"Content-Length: 1000000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n10\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(start + head + b"{")
+            answer = read_answer(connection)
+            assert (answer.status, answer.headers["connection"]) == (401, "close")
+            assert connection.recv(1) == b""
+    assert "connection" not in server.client.get("/v1/models").headers  # nothing comes after its head
 
 
 def test_a_key_of_the_file_or_of_the_environment_is_accepted(server: ServerProcess) -> None:
@@ -108,6 +122,25 @@ def test_keys_are_checked_before_a_model_is_loaded(tmp_path: Path, capsys: pytes
         assert message in error
         assert error.count("\n") == 1
     assert read_keys([], None, {"TRIPTYCH_API_KEY": ""}) == ()
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--model", "no-such-model", "--port", str(taken.getsockname()[1])]) == 2
+    error = capsys.readouterr().err
+    assert "choose another --port" in error
+    assert error.count("\n") == 1
+
+
+def test_damaged_tokenizers_are_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """With the checksums of the damaged files, so that they are seen only when they are read."""
+    folder = Pipeline.from_pretrained("scenes").save_pretrained(tmp_path / "model")
+    (folder / "tokenizers" / "audio" / "mel_rvq.safetensors").write_bytes(b"nothing")
+    write_checksums(folder, read_raw_config(folder))
+    assert main(["serve", "--model", str(folder), "--port", "0"]) == 4
+    error = capsys.readouterr().err
+    assert "is not a usable mel-rvq tokenizer" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -211,6 +244,19 @@ def test_the_table_of_limits_is_that_of_the_code() -> None:
     source = (ROOT / "triptych" / "serve" / "limits.py").read_text()
     described = dict(re.findall(r'^    (\w+): \w+ = .*\n    """(.+)\."""$', source, flags=re.MULTILINE))
     assert rows == [(field.name.replace("_", "-"), described[field.name], f"{field.default:,}") for field in numbers()]
+
+
+def test_launch_files_restart_a_server_and_give_it_time_to_stop() -> None:
+    unit = (ROOT / "launch" / "triptych.service").read_text()
+    assert "\nRestart=on-failure\n" in unit
+    assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > ServeLimits().drain_seconds  # type: ignore[index]
+    pod = (ROOT / "launch" / "kubernetes-serve.yaml").read_text()
+    assert "restartPolicy" not in pod  # Always
+    grace, pause = (
+        int(re.search(pattern, pod)[1])  # type: ignore[index]
+        for pattern in (r"terminationGracePeriodSeconds: (\d+)", r'preStop: .*sleep, "(\d+)"')
+    )
+    assert grace > pause + ServeLimits().drain_seconds
 
 
 def test_limits_are_positive() -> None:

@@ -14,7 +14,9 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+from partial_models import partial_models
 from PIL import Image
+from server_process import ServerProcess
 
 from triptych import Pipeline
 
@@ -61,7 +63,7 @@ def opened(browser: Browser, server: str) -> Iterator[Callable[..., Page]]:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda said: errors.append(said.text) if "Content Security" in said.text else None)
         before(page)
-        page.goto(server + path)
+        page.goto(path if path.startswith("http") else server + path)
         if is_ready:
             page.wait_for_selector("html[data-ready]", state="attached")
         return page
@@ -335,6 +337,73 @@ def test_a_link_holds_canvas_and_seed(page: Page, opened: Callable[..., Page]) -
     np.testing.assert_array_equal(image_in(page), image_in(other))
     broken = opened("/#c=bm90IGEgY2FudmFz")
     expect(broken.locator("#message")).to_have_text("This link is damaged: its canvas cannot be read.")
+
+
+def test_a_link_holds_the_voice(modules: Page) -> None:
+    voices = modules.evaluate(
+        """async () => {
+            const { linkOf, readLink } = await import("/playground/permalink.js");
+            const { EMPTY } = await import("/playground/canvas.js");
+            const given = ["emma", "", undefined];
+            const links = given.map((voice) => linkOf({ canvas: EMPTY, model: "m", seed: 1, sampling: {}, voice }));
+            return Promise.all(links.map(async (link) => (await readLink(link, null)).voice));
+        }"""
+    )
+    assert voices == ["emma", "", ""]
+
+
+def test_the_page_of_the_api_lists_every_route(page: Page, server: str) -> None:
+    page.get_by_role("link", name="API").click()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    paths = httpx.get(f"{server}/openapi.json").json()["paths"]
+    listed = page.locator(".route h2").all_inner_texts()
+    assert listed == [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+    canvas = page.locator("#post-v1-canvas")
+    expect(canvas.locator("p").first).to_contain_text("Fill a canvas")
+    row = canvas.get_by_role("row", name="segments")
+    expect(row).to_contain_text("required")
+    expect(row).to_contain_text("list of Segment")
+    expect(page.locator("#post-v1-images-edits").get_by_role("row", name="image required")).to_contain_text("file")
+
+
+# -- models with fewer modalities -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def partial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with partial_models(tmp_path_factory.mktemp("models")) as process:
+        yield process
+
+
+def visible(page: Page, what: str) -> list[str]:
+    return [each.get_attribute("aria-label") or each.inner_text() for each in page.locator(f"{what}:visible").all()]
+
+
+def test_panes_and_presets_of_a_model_of_texts(partial: ServerProcess, opened: Callable[..., Page]) -> None:
+    page = opened(partial.address)
+    assert visible(page, "#board .pane") == ["Text"]
+    assert visible(page, "#presets button") == ["Continue", "Fill in"]
+    page.fill("textarea", "ab")
+    page.fill("#num_steps", "4", force=True)
+    page.click("#play")
+    finish(page)
+    assert page.input_value("textarea").startswith("ab")
+
+
+def test_panes_and_presets_follow_the_model(partial: ServerProcess, opened: Callable[..., Page]) -> None:
+    page = opened(partial.address)
+    page.select_option("#model", "pair")
+    assert visible(page, "#board .pane") == ["Text", "Image"]
+    assert visible(page, "#presets button") == ["Draw", "Caption", "Continue", "Fill in", "Answer"]
+    page.select_option("#model", "image")
+    assert visible(page, "#board .pane") == ["Image"]
+    assert visible(page, "#presets button") == ["Draw", "Fill in"]
+    page.click("#play")
+    finish(page)
+    assert image_in(page).shape == (16, 16, 3)
+    page.click("#accept")
+    drag(page, 0, 1)
+    assert masked(page, "image") == [0, 1]
 
 
 # -- hands ------------------------------------------------------------------------------------------------------------

@@ -1,15 +1,18 @@
 """Replicas: engines in processes of their own give the same results, and survive the death of one."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from prometheus_client.exposition import generate_latest
 
 from triptych import Pipeline
 from triptych.errors import UserError
@@ -28,6 +31,7 @@ from triptych.serve.job import (
     Step,
 )
 from triptych.serve.messages import portable
+from triptych.serve.metrics import Metrics
 from triptych.serve.replicas import Replicas, expected_work
 
 
@@ -85,7 +89,7 @@ def jobs(pipe) -> list[Job]:
 
 def submit(engine, job: Job) -> Listener:
     listener = Listener()
-    engine.submit(job, listener)
+    engine.submit([(job, listener)])
     return listener
 
 
@@ -112,6 +116,15 @@ def test_results_equal_those_offline(pipe, replicas, jobs, rounds):
         assert same(end.canvas, generate(pipe.model, [job.canvas], job.config, [job.seed])[0])
     assert replicas.num_running == replicas.num_queued == 0
     assert sum(count for count, _, _ in rounds) >= len(jobs)
+
+
+def test_the_memory_of_replicas_is_measured(replicas):
+    metrics = Metrics()
+    metrics.watch(SimpleNamespace(models={"scenes": SimpleNamespace(engine=replicas, errors={})}))
+    text = generate_latest(metrics._registry).decode()
+    found = re.findall(r'triptych_replica_memory_bytes\{model="scenes",replica="(\d)"\} (\S+)', text)
+    assert [number for number, _ in found] == ["0", "1"]
+    assert all(float(num_bytes) > 50e6 for _, num_bytes in found)
 
 
 def test_steps_come_with_their_forecasts(replicas, jobs):
@@ -170,8 +183,8 @@ def test_a_replica_that_dies_is_started_again_and_the_other_goes_on(pipe, replic
     assert replicas.is_alive
     assert isinstance(submit(replicas, jobs[0]).end(), Done)  # with the other one
     wait_for(lambda: len(replicas.pids) == 2)
-    assert before[1] in replicas.pids
-    assert before[0] not in replicas.pids
+    assert before[1] in replicas.pids.values()
+    assert before[0] not in replicas.pids.values()
     listeners = [submit(replicas, replace(jobs[0], name=f"again-{i}")) for i in range(4)]
     expected = generate(pipe.model, [jobs[0].canvas], jobs[0].config, [jobs[0].seed])[0]
     assert all(same(listener.end().canvas, expected) for listener in listeners)
@@ -181,7 +194,7 @@ def test_weights_are_shared(pipe, replicas):
     assert all(parameter.is_shared() for parameter in pipe.model.parameters())
     segments = {line.split()[-1] for line in _maps(os.getpid()) if "/torch_" in line}
     assert segments
-    for pid in replicas.pids:
+    for pid in replicas.pids.values():
         assert segments & {line.split()[-1] for line in _maps(pid) if "/torch_" in line}
 
 
@@ -195,30 +208,34 @@ def test_a_listener_that_raises_ends_its_own_job_only(replicas, jobs):
     def gone(event):
         raise RuntimeError("the event loop is closed")
 
-    replicas.submit(long_job(jobs, "gone"), gone)
+    replicas.submit([(long_job(jobs, "gone"), gone)])
     assert isinstance(submit(replicas, jobs[0]).end(), Done)
     wait_for(lambda: replicas.num_running == 0)
 
 
 def test_closing_lets_jobs_finish_then_ends_the_others_and_a_full_queue_refuses(pipe, jobs):
-    one = Replicas(pipe.model, count=1, max_running=1, max_queue=1)
+    one = Replicas(pipe.model, count=1, max_running=1, max_queue=2)
     with pytest.raises(EngineStoppedError):
-        one.submit(jobs[0], Listener())
+        submit(one, jobs[0])
     one.start()
-    (pid,) = one.pids
+    (pid,) = one.pids.values()
     os.kill(pid, signal.SIGTERM)  # as a service manager does to the whole group; the server decides when it ends
     os.kill(pid, signal.SIGSTOP)
     running, waiting = submit(one, jobs[0]), submit(one, long_job(jobs, "waiting"))
+    with pytest.raises(QueueFullError):  # all or none
+        one.submit([(long_job(jobs, f"both-{i}"), Listener()) for i in range(2)])
     assert (one.num_running, one.num_queued) == (1, 1)
+    also = submit(one, replace(jobs[0], name="also"))
     with pytest.raises(QueueFullError):
-        one.submit(long_job(jobs, "refused"), Listener())
+        submit(one, long_job(jobs, "refused"))
     os.kill(pid, signal.SIGCONT)
     assert isinstance(running.end(), Done)
     one.close(seconds=60)
     assert isinstance(waiting.end(), Done)
+    assert isinstance(also.end(), Done)
     assert not one.is_alive
     with pytest.raises(EngineStoppedError):
-        one.submit(jobs[0], Listener())
+        submit(one, jobs[0])
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -232,6 +249,67 @@ def test_closing_ends_a_replica_that_hangs(pipe, jobs):
     assert isinstance(stuck.end().error, EngineStoppedError)
 
 
+def test_a_short_job_does_not_wait_for_a_place_among_long_ones(pipe, jobs):
+    rounds = []
+    one = Replicas(pipe.model, count=1, max_running=4, max_queue=100, on_round=lambda count, *_: rounds.append(count))
+    one.start()
+    one.submit([(replace(long_job(jobs, f"long-{i}"), wants_steps=False), Listener()) for i in range(40)])
+    wait_for(lambda: len(rounds) >= 3)
+    before = len(rounds)
+    assert isinstance(submit(one, Job("short", jobs[1].canvas, SamplingConfig(num_steps=2), 0)).end(), Done)
+    assert len(rounds) - before < 40
+    one.close()
+
+
+def test_a_replica_that_hangs_is_killed_and_another_takes_its_place(pipe, jobs, monkeypatch, caplog):
+    monkeypatch.setattr(replicas_module, "_MOST_SILENT", 4)
+    one = Replicas(pipe.model, count=1)
+    one.start()
+    (pid,) = one.pids.values()
+    os.kill(pid, signal.SIGSTOP)
+    assert isinstance(submit(one, jobs[0]).end().error, EngineStoppedError)
+    wait_for(lambda: one.is_alive)
+    assert pid not in one.pids.values()
+    assert isinstance(submit(one, jobs[0]).end(), Done)
+    assert "has said nothing" in caplog.text
+    one.close()
+
+
+def test_an_error_while_a_replica_is_listened_to_is_logged_and_survived(pipe, jobs, caplog):
+    is_broken = True
+
+    def observe(*numbers):
+        if is_broken:
+            raise ZeroDivisionError
+
+    one = Replicas(pipe.model, count=1, on_round=observe)
+    one.start()
+    assert isinstance(submit(one, jobs[0]).end().error, EngineStoppedError)
+    is_broken = False
+    wait_for(lambda: one.is_alive)
+    assert isinstance(submit(one, jobs[0]).end(), Done)
+    assert "ZeroDivisionError" in caplog.text
+    one.close()
+
+
+def test_a_replica_that_cannot_be_started_is_tried_again(pipe, jobs, monkeypatch, caplog):
+    real, failures = replicas_module._Worker, [OSError("no more processes"), RuntimeError("can't start new thread")]
+
+    def worker(*arguments):
+        if one._has_started and failures:
+            raise failures.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(replicas_module, "_Worker", worker)
+    one = Replicas(pipe.model, count=1)
+    one.start()
+    os.kill(one.pids[0], signal.SIGKILL)
+    wait_for(lambda: not failures and one.is_alive)
+    assert isinstance(submit(one, jobs[0]).end(), Done)
+    assert caplog.text.count("cannot be started") == 2
+    one.close()
+
+
 def test_the_death_of_the_server_ends_its_replicas():
     code = """if __name__ == "__main__":
         import os, signal
@@ -239,7 +317,7 @@ def test_the_death_of_the_server_ends_its_replicas():
         from triptych.serve.replicas import Replicas
         replicas = Replicas(Pipeline.from_pretrained("scenes").model, count=1)
         replicas.start()
-        print(*replicas.pids, flush=True)
+        print(*replicas.pids.values(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)"""
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == -signal.SIGKILL, ran.stderr

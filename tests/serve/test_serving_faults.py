@@ -1,5 +1,6 @@
 """Faults 29 to 34 of docs/serving.md, with real processes and connections."""
 
+import io
 import json
 import signal
 import socket
@@ -9,7 +10,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import soundfile
 from faulty_server import DEATH, POISON, SLOW
 from server_process import FAULTY, ServerProcess, read_answer, running
 
@@ -121,6 +124,57 @@ def test_a_full_queue_refuses_with_429(server: ServerProcess) -> None:
             assert server.client.get("/ready").status_code == 200
 
 
+STREAMS = {
+    "/v1/canvas": {**SHORT, "stream": True},
+    "/v1/images/generations": {"prompt": "two cats", "stream": True},
+    "/v1/audio/speech": {"input": "two cats", "stream_format": "sse"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "there are two"}], "stream": True},
+    "/v1/completions": {"prompt": "there are two", "stream": True},
+}
+RECORDING = io.BytesIO()
+soundfile.write(RECORDING, np.zeros(8000), 8000, format="WAV")
+
+
+def ask_for_stream(server: ServerProcess, path: str) -> httpx.Response:
+    if path == "/v1/audio/transcriptions":
+        return server.client.post(path, files={"file": RECORDING.getvalue()}, data={"stream": "true"})
+    return server.client.post(path, json=STREAMS[path])
+
+
+@pytest.mark.parametrize("path", [*STREAMS, "/v1/audio/transcriptions"])
+def test_a_full_queue_refuses_streams_with_429(server: ServerProcess, path: str) -> None:
+    """The status is the answer's, not an event's: clients and balancers try again by it."""
+    counted = f'triptych_requests_total{{method="POST",route="{path}",status="429"}} 1.0'
+    requests = [Open(server, ENDLESS) for _ in range(3)]
+    with several(*requests):
+        server.wait_for(lambda: server.metric("triptych_queued") == 1)
+        refused = ask_for_stream(server, path)
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+    if path != "/v1/canvas":  # which others are refused at, too
+        assert counted in server.client.get("/metrics").text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_several_results_are_refused_together(server: ServerProcess, stream: bool) -> None:
+    """There is a place, but not for all of them: none of them runs for nobody."""
+    company = [Open(server, ENDLESS) for _ in range(2)]
+    with several(*company):
+        server.wait_for(lambda: num_running(server) == 2)
+        body = {"prompt": "two cats", "n": 8, "stream": stream, "num_steps": 64}
+        assert server.client.post("/v1/images/generations", json=body).status_code == 429
+        assert server.metric("triptych_queued") == 0
+
+
+def test_the_others_end_if_one_of_several_results_fails(server: ServerProcess) -> None:
+    before = server.metric("triptych_round_seconds_count")
+    both = {"prompt": "two cats", "n": 2, "seed": POISON, "num_steps": 16, "sampler": "random_order"}  # and a slow one
+    assert server.client.post("/v1/images/generations", json=both).status_code == 500
+    server.wait_for(lambda: is_idle(server))
+    assert server.metric("triptych_round_seconds_count") - before < 12
+
+
 def test_a_poisoned_request_fails_alone(server: ServerProcess) -> None:
     alone = server.client.post("/v1/canvas", json={**SHORT, "seed": 5}).json()["segments"]
     company = Open(server, {**ENDLESS, "stream": True})
@@ -170,7 +224,7 @@ def test_ctrl_c_has_its_exit_code(hurried: ServerProcess) -> None:
 
 
 def test_an_engine_that_dies_makes_the_server_unavailable() -> None:
-    """503, not ready, an error in open streams; and a server without an engine still stops as it should."""
+    """503, not ready, an error in open streams; and then the server ends, so that another one is started."""
     with running(program=[FAULTY]) as server:
         stream = Open(server, {**ENDLESS, "stream": True})
         with several(stream):
@@ -182,12 +236,13 @@ def test_an_engine_that_dies_makes_the_server_unavailable() -> None:
         assert b'"code": "unavailable"' in last
         assert server.client.get("/ready").status_code == 503
         assert server.client.get("/health").status_code == 200
-        after = server.client.post("/v1/canvas", json=SHORT)
-        assert after.status_code == 503
-        assert after.headers["Retry-After"]
         assert server.client.get("/metrics").text.count("triptych_ready{") == 1
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0
+        for path in ("/v1/canvas", "/v1/chat/completions"):
+            after = ask_for_stream(server, path)
+            assert after.status_code == 503
+            assert after.headers["Retry-After"]
+        assert server.process.wait(60) == 1
+        assert server.log.splitlines()[-1] == "triptych: error: the engine of 'scenes' has died: see the log."
 
 
 def test_a_server_that_stops_finishes_what_it_has() -> None:

@@ -146,17 +146,20 @@ def _run(args: argparse.Namespace) -> None:
     from triptych.hub.pipeline import Pipeline
     from triptych.serve.app import Access
     from triptych.serve.limits import ServeLimits, numbers
-    from triptych.serve.run import serve
+    from triptych.serve.run import listen, serve, warn_if_open
 
     given = {field.name: getattr(args, f"limit_{field.name}") for field in numbers()}
     limits = ServeLimits(**given, media_hosts=tuple(args.allow_media_host))
     access = Access(keys, tuple(args.allowed_host), tuple(args.allowed_origin))
+    listener = listen(args.host, args.port)  # nor a port that is taken
+    warn_if_open(listener, access)
     pipes = {name: Pipeline.from_pretrained(source, device=args.device) for name, source in models.items()}
     if not args.ray:
-        serve(pipes, limits, access, host=args.host, port=args.port, replicas=args.replicas)
+        serve(pipes, limits, access, listener, host=args.host, replicas=args.replicas)
         return
     from triptych.serve.ray_app import serve_on_ray
 
+    listener.close()  # Ray opens its own
     del pipes  # they were loaded to see that they can be
     serve_on_ray(models, limits, access, host=args.host, port=args.port, device=args.device, replicas=args.replicas)
 

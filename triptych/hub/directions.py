@@ -49,6 +49,11 @@ class Direction:
         return self.outputs[-1]
 
     @property
+    def needs(self) -> set[Kind]:
+        """The kinds without which a model does not have this direction."""
+        return {*self.outputs, *(kind for each in self.inputs if each.required for kind in each.kinds)}
+
+    @property
     def usage(self) -> str:
         """Inputs and outputs for people: "IMAGE [TEXT] -> image"."""
         words = ["|".join(kind.upper() for kind in each.kinds) for each in self.inputs]

@@ -25,6 +25,7 @@ from triptych.serve.routes import audio, canvas, chat, completions, images, mode
 from triptych.serve.service import Service
 from triptych.serve.traffic import Traffic
 
+_MOST_QUOTED = 100  # characters of a key
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +58,7 @@ def create_app(service: Service, access: Access | None = None, metrics: Metrics 
         lifespan=life,
         middleware=_middleware(service, access, metrics),
         redirect_slashes=False,
-        docs_url=None,  # FastAPI's pages load their scripts from another host
+        docs_url=None,  # FastAPI's pages load their scripts from another host; ours is among the playground's
         redoc_url=None,
     )
     app.state.service = service
@@ -107,8 +108,9 @@ async def _answer_http_error(http: HttpRequest, error: Any) -> JSONResponse:
 
 
 async def _answer_invalid(http: HttpRequest, error: Any) -> JSONResponse:
-    """A body or query that does not fit its schema: the first mistake."""
+    """A body or query that does not fit its schema: the first mistake. It may quote what the client sent."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:])
-    told = ApiError(400, f"{where}: {first['msg']}" if where else first["msg"], param=where or None)
+    where = ".".join(str(part)[:_MOST_QUOTED] for part in first["loc"][1:])[:_MOST_QUOTED]
+    what = first["msg"][: 5 * _MOST_QUOTED]
+    told = ApiError(400, f"{where}: {what}" if where else what, param=where or None)
     return JSONResponse(told.body, told.status)

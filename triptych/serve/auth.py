@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.errors import UserError
-from triptych.serve.asgi import header, send_error
+from triptych.serve.asgi import header, refuse
 from triptych.serve.errors import ApiError
 
 PUBLIC = frozenset({"/health"})
@@ -57,7 +57,7 @@ class KeyCheck:
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer" if is_api else 'Basic realm="triptych", charset="UTF-8"'},
         )
-        await send_error(error, scope, receive, send)
+        await refuse(error, scope, receive, send)
 
     def _accepts(self, key: str) -> bool:
         # Digests have one length, and all are compared: the time tells nothing of a key.

@@ -1,17 +1,39 @@
 """Bodies of requests: read within the limits of size and time before a route sees anything of them."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.errors import UserError
-from triptych.serve.asgi import header, send_error
+from triptych.serve.asgi import header, refuse, send_error
 from triptych.serve.errors import RETRY_SECONDS, ApiError, as_api_error
-from triptych.serve.json_body import check_json
+from triptych.serve.json_body import read_json
 from triptych.serve.limits import ServeLimits
 
-_LINGER_SECONDS = 2.0
+_MUCH = 2**20
+_PARSED = "triptych.json"
+
+
+class ParsedRoute(APIRoute):
+    """A route that takes JSON as `BodyCheck` has parsed it: FastAPI would parse it again, in the event loop."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_ParsedRequest(request.scope, request.receive))
+
+        return handle
+
+
+class _ParsedRequest(Request):
+    async def json(self) -> Any:
+        return self.scope[_PARSED]
 
 
 class BodyCheck:
@@ -25,15 +47,17 @@ class BodyCheck:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = bytearray()
+        body, is_whole = bytearray(), False
         try:
             try:
                 self._check_head(scope)
                 is_whole = await self._read(body, receive)
-                if is_whole and body:
+                if is_whole and len(body) > _MUCH:  # so long that other requests would notice
+                    await asyncio.to_thread(self._check_content, scope, body)
+                elif is_whole and body:
                     self._check_content(scope, body)
             except (ApiError, UserError) as error:
-                await _refuse(as_api_error(error), scope, receive, send)
+                await (send_error if is_whole else refuse)(as_api_error(error), scope, receive, send)
                 return
             if is_whole:
                 await self._app(scope, _again(bytes(body), receive), send)
@@ -73,7 +97,7 @@ class BodyCheck:
     def _check_content(self, scope: Scope, body: bytearray) -> None:
         kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
         if kind == "application/json":
-            check_json(bytes(body), self._limits)
+            scope[_PARSED] = read_json(bytes(body), self._limits)
         elif kind != "multipart/form-data":
             raise ApiError(415, f"expected application/json or multipart/form-data, got {kind[:100]!r}.")
 
@@ -89,20 +113,3 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return next_message
-
-
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer and close the connection, a while after the answer: closed at once, many clients would not see it."""
-    error.headers = {**error.headers, "Connection": "close"}
-
-    async def send_and_linger(message: Message) -> None:
-        if message["type"] == "http.response.body":
-            await send({**message, "more_body": True})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER_SECONDS):
-                    while (got := await receive())["type"] == "http.request" and got.get("more_body", False):
-                        pass
-            message = {"type": "http.response.body", "body": b""}
-        await send(message)
-
-    await send_error(error, scope, receive, send_and_linger)

@@ -13,11 +13,12 @@ import base64
 import json
 import mimetypes
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
@@ -25,12 +26,12 @@ from triptych.errors import UserError
 
 
 class CanvasError(Exception):
-    """An error of the server."""
+    """An error of the server, or of the way to it."""
 
     def __init__(self, status: int | None, error: Mapping[str, Any]):
         super().__init__(error.get("message", "the server gave no reason"))
         self.status = status
-        """None for an error inside a stream."""
+        """None for an error inside a stream, and if there is no answer."""
         self.type, self.param, self.code = (error.get(key) for key in ("type", "param", "code"))
 
 
@@ -106,12 +107,17 @@ class CanvasClient:
                 print(event["type"], event.get("deltas"))
         """
         with self._open("/v1/canvas", {**self._body(segments, sampling), "stream": True}) as response:
-            for line in response:
-                if line.startswith(b"data: "):
-                    event = json.loads(line.removeprefix(b"data: "))
-                    if "error" in event:
-                        raise CanvasError(None, event["error"])
-                    yield event
+            is_complete = False
+            with _connection_errors():
+                for line in response:
+                    if line.startswith(b"data: "):
+                        event = json.loads(line.removeprefix(b"data: "))
+                        if "error" in event:
+                            raise CanvasError(None, event["error"])
+                        is_complete |= event["type"] == "canvas.completed"
+                        yield event
+            if not is_complete:
+                raise CanvasError(None, {"message": "the stream has ended before the canvas was complete"})
 
     def encode(self, modality: str, content: str | bytes | Path) -> dict[str, Any]:
         """The tokens of a text, an image or audio."""
@@ -128,7 +134,7 @@ class CanvasClient:
         return body if self.model is None else {"model": self.model, **body}
 
     def _json(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        with self._open(path, body) as response:
+        with self._open(path, body) as response, _connection_errors():
             return json.load(response)
 
     def _open(self, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
@@ -136,10 +142,22 @@ class CanvasClient:
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key}"
         data = None if body is None else json.dumps(body).encode()
-        try:
-            return urlopen(HttpRequest(f"{self.base_url}{path}", data, headers), timeout=self.timeout)
-        except HTTPError as error:
-            raise CanvasError(error.code, _error_in(error.read())) from None
+        with _connection_errors():
+            try:
+                return urlopen(HttpRequest(f"{self.base_url}{path}", data, headers), timeout=self.timeout)
+            except HTTPError as error:
+                raise CanvasError(error.code, _error_in(error.read())) from None
+
+
+@contextmanager
+def _connection_errors() -> Iterator[None]:
+    """Errors of the connection as those of this client."""
+    try:
+        yield
+    except URLError as error:
+        raise CanvasError(None, {"message": f"the server cannot be reached: {error.reason}"}) from error
+    except (OSError, HTTPException, ValueError) as error:  # cut off, or no JSON
+        raise CanvasError(None, {"message": f"the answer was cut off: {error!r}"}) from error
 
 
 def _segment(segment: Mapping[str, Any]) -> dict[str, Any]:

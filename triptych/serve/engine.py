@@ -10,16 +10,15 @@ candidates) is batched in the same way.
     job 3                       lengths  step 0   step 1
     round      1         2        3        4        5       one forward pass each
 
-A round has a budget of tokens. Jobs that have had the fewest tokens come first, so that a short job does not wait for
-long ones; a job that was passed over several times in a row comes before all others, so that a long one does not
-starve.
+A round has a budget of tokens, and room for so many jobs. Jobs that have had the fewest tokens come first, whenever
+they came, so that a short job does not wait for long ones. Every few rounds the job that has waited for the most
+rounds comes before all others, so that a long one does not starve.
 """
 
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -47,7 +46,7 @@ from triptych.serve.job import (
 from triptych.serve.joint import ForwardPass, run_jointly
 from triptych.vocab import Modality, Vocabulary
 
-_PASSED_OVER = 4  # rounds after which a job comes first
+_FAIR = 4  # every so many rounds, the job that has waited for the most rounds comes first
 _log = logging.getLogger(__name__)
 
 RoundObserver = Callable[[int, int, float], None]
@@ -66,14 +65,15 @@ class Engine:
         max_tokens: int = 2048,
         on_round: RoundObserver | None = None,
     ):
-        """`max_running` jobs share rounds, `max_queue` more may wait; a round has `max_tokens` tokens, or one pass."""
+        """`max_running` jobs share a round, `max_queue` more may wait; a round has `max_tokens` tokens, or one pass."""
         self._model, self._on_round = model, on_round
         self._max_running, self._max_queue, self._max_tokens = max_running, max_queue, max_tokens
-        self._queue: deque[_Task] = deque()
-        self._tasks: dict[str, _Task] = {}  # queued and running
-        self._running: list[_Task] = []
+        self._num_rounds = 0
+        self._tasks: dict[str, _Task] = {}
         self._changed = threading.Condition()
         self._is_closing = False
+        self.has_died = False
+        """Whether an error has ended the engine. Nothing starts it again."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -88,23 +88,28 @@ class Engine:
         return self._thread.is_alive() and not self._is_closing
 
     @property
+    def pids(self) -> dict[int, int]:
+        """Of processes of its own, by number: there are none."""
+        return {}
+
+    @property
     def num_queued(self) -> int:
-        return len(self._queue)
+        """How many jobs there are besides those that can share a round."""
+        return max(0, len(self._tasks) - self._max_running)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return min(len(self._tasks), self._max_running)
 
-    def submit(self, job: Job, deliver: Deliver) -> None:
-        """Queue a job. Its events go to `deliver`."""
+    def submit(self, jobs: Sequence[tuple[Job, Deliver]]) -> None:
+        """Take jobs, all or none. The events of each go to what stands beside it."""
         with self._changed:
             if not self.is_alive:
                 raise EngineStoppedError("the engine has stopped")
-            if len(self._queue) >= self._max_queue:
-                raise QueueFullError(f"{self._max_queue} jobs are waiting already")
-            assert job.name not in self._tasks
-            self._tasks[job.name] = task = _Task(job, deliver)
-            self._queue.append(task)
+            check_room(jobs, len(self._tasks), self._max_running, self._max_queue)
+            for job, deliver in jobs:
+                assert job.name not in self._tasks
+                self._tasks[job.name] = _Task(job, deliver)
             self._changed.notify()
 
     def cancel(self, name: str) -> None:
@@ -137,59 +142,58 @@ class Engine:
                 # Jobs must not leave this thread, and rounds divide their work among threads themselves.
                 torch.set_num_threads(1)
             with torch.inference_mode():
-                while self._has_work():
-                    self._round()
+                while tasks := self._wait_for_work():
+                    self._round(tasks)
         except BaseException as unexpected:
             _log.exception("the engine has stopped because of an error")
+            self.has_died = True
             error = EngineStoppedError(f"the engine has stopped because of an error ({type(unexpected).__name__})")
         finally:
             with self._changed:
                 self._is_closing = True
                 abandoned = list(self._tasks.values())
                 self._tasks.clear()
-                self._queue.clear()
-                self._running.clear()
                 self._changed.notify_all()
             for task in abandoned:
                 task.fail(error)
 
-    def _has_work(self) -> bool:
-        """Wait for work; False when the engine is to end."""
+    def _wait_for_work(self) -> "list[_Task]":
+        """All tasks, once there are any; none when the engine is to end."""
         with self._changed:
-            while not self._tasks:
-                if self._is_closing:
-                    return False
-                self._changed.wait()
-            while self._queue and len(self._running) < self._max_running:
-                self._running.append(self._queue.popleft())
-        return True
+            self._changed.wait_for(lambda: self._tasks or self._is_closing)
+            return list(self._tasks.values())
 
-    def _round(self) -> None:
-        for task in [*self._queue, *self._running]:
+    def _round(self, tasks: "Sequence[_Task]") -> None:
+        for task in tasks:
             if (error := task.interruption()) is not None:
                 task.fail(error)
-        for task in self._running:
-            if not task.is_started and not task.is_finished:
+            elif not task.is_started:
                 task.start(self._model)
-        self._forget_finished()
-        chosen = list(self._choose())
-        if not chosen:
-            return
+        chosen = list(self._choose(tasks))
         start = time.perf_counter()
-        for task, result in self._run(chosen):
+        for task, result in self._run(chosen) if chosen else ():
             task.resume(result)
         self._forget_finished()
-        if self._on_round is not None:
+        if chosen and self._on_round is not None:
             num_tokens = sum(forward_pass.num_tokens for _, forward_pass in chosen)
             self._on_round(len(chosen), num_tokens, time.perf_counter() - start)
 
-    def _choose(self) -> "Iterator[tuple[_Task, ForwardPass]]":
+    def _choose(self, tasks: "Sequence[_Task]") -> "Iterator[tuple[_Task, ForwardPass]]":
         """Tasks of this round, with the forward passes they wait for."""
-        left = self._max_tokens
-        waiting = [(task, task.waits_for) for task in self._running if task.waits_for is not None]
-        for task, forward_pass in sorted(waiting, key=lambda pair: pair[0].priority):
-            if left > 0 and (forward_pass.num_tokens <= left or left == self._max_tokens):
-                left -= forward_pass.num_tokens
+        in_order = sorted((task for task in tasks if task.waits_for is not None), key=lambda task: task.tokens_had)
+        self._num_rounds += 1
+        if in_order and self._num_rounds % _FAIR == 0:
+            longest = max(in_order, key=lambda task: task.passed_over)
+            in_order.remove(longest)
+            in_order.insert(0, longest)
+        tokens_left, places_left = self._max_tokens, self._max_running
+        for task in in_order:
+            forward_pass = task.waits_for
+            assert forward_pass is not None
+            is_first = places_left == self._max_running
+            if places_left and (is_first or forward_pass.num_tokens <= tokens_left):
+                tokens_left -= forward_pass.num_tokens
+                places_left -= 1
                 yield task, forward_pass
             else:
                 task.passed_over += 1
@@ -213,9 +217,13 @@ class Engine:
         with self._changed:
             for task in [task for task in self._tasks.values() if task.is_finished]:
                 del self._tasks[task.job.name]
-            self._running = [task for task in self._running if not task.is_finished]
-            self._queue = deque(task for task in self._queue if not task.is_finished)
             self._changed.notify_all()
+
+
+def check_room(jobs: Sequence[Any], num_there: int, max_running: int, max_queue: int) -> None:
+    """Refuse jobs if there is not room for all of them besides those that are there."""
+    if num_there + len(jobs) > max_running + max_queue:
+        raise QueueFullError(f"there are {num_there} jobs, and room for {max_running + max_queue}")
 
 
 class _Task:
@@ -232,11 +240,6 @@ class _Task:
     @property
     def is_started(self) -> bool:
         return self._greenlet is not None
-
-    @property
-    def priority(self) -> tuple[bool, int]:
-        """Tasks with the lowest come first."""
-        return self.passed_over < _PASSED_OVER, self.tokens_had
 
     def interruption(self) -> Exception | None:
         """Why the job must not go on."""

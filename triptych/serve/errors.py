@@ -3,9 +3,15 @@
 from typing import Any
 
 from triptych.errors import UserError
-from triptych.serve.job import CancelledError, DeadlineError, EngineStoppedError, QueueFullError
+from triptych.serve.job import CancelledError, DeadlineError, EngineStoppedError, QueueFullError, SlowReaderError
 
 RETRY_SECONDS = 1
+
+
+class ServerError(UserError):
+    """The end of a server by itself: a service manager is to start another one."""
+
+    exit_code = 1
 
 
 class ApiError(Exception):
@@ -43,6 +49,8 @@ def as_api_error(error: BaseException) -> ApiError:
         )
     if isinstance(error, DeadlineError | TimeoutError):
         return ApiError(504, "the request took too long", type="timeout_error", code="deadline")
+    if isinstance(error, SlowReaderError):
+        return ApiError(408, "the answer is read too slowly", type="timeout_error", code="slow_reader")
     if isinstance(error, EngineStoppedError):
         return unavailable()
     if isinstance(error, CancelledError):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.serve.asgi import header, send_error
+from triptych.serve.asgi import header, refuse
 from triptych.serve.auth import PUBLIC
 from triptych.serve.errors import ApiError
 
@@ -26,7 +26,7 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in PUBLIC and (error := self._error(scope)) is not None:
-            await send_error(error, scope, receive, send)
+            await refuse(error, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -52,6 +52,12 @@ class Step:
     """[T] int64, ids of the unified vocabulary."""
     outlook: Outlook | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Size in memory, roughly."""
+        arrays = [self.tokens, *(vars(self.outlook).values() if self.outlook else ())]
+        return sum(array.nbytes for array in arrays)
+
 
 @dataclass(frozen=True)
 class Done:
@@ -82,6 +88,10 @@ class DeadlineError(JobError):
 
 class CancelledError(JobError):
     """Nobody waits for the result any more."""
+
+
+class SlowReaderError(JobError):
+    """The steps come faster than they are read."""
 
 
 class EngineStoppedError(JobError):

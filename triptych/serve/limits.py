@@ -44,6 +44,8 @@ class ServeLimits:
     """Results that share forward passes."""
     queue: int = 256
     """Results that wait; more are refused with 429."""
+    backlog_bytes: int = 8 * 2**20
+    """Steps of one result that its client has not read; beyond, the request ends."""
     connections: int = 1024
     """Open connections."""
     drain_seconds: float = 30.0

@@ -14,6 +14,11 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Beat:
+    """A replica lives."""
+
+
+@dataclass(frozen=True)
 class Cancel:
     name: str
 
@@ -36,7 +41,7 @@ class Round:
 
 
 ToReplica = Job | Cancel
-FromReplica = Ready | Told | Round
+FromReplica = Ready | Beat | Told | Round
 
 
 def portable(event: Event) -> Event:

@@ -1,6 +1,8 @@
 """`/metrics`, as Prometheus reads it. Labels are bounded: routes by template, models by name, errors by kind."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, ProcessCollector
@@ -80,10 +82,27 @@ class _Engines(Collector):
         running = GaugeMetricFamily("triptych_running", "Results that share forward passes.", labels=["model"])
         ready = GaugeMetricFamily("triptych_ready", "Whether the engine takes requests.", labels=["model"])
         errors = CounterMetricFamily("triptych_errors", "Results that were not finished.", labels=["model", "kind"])
+        memory = GaugeMetricFamily(
+            "triptych_replica_memory_bytes",
+            "Resident memory of a replica, with the weights that all share.",
+            labels=["model", "replica"],
+        )
         for name, model in self._service.models.items():
+            for number, pid in model.engine.pids.items():
+                if (num_bytes := _resident(pid)) is not None:
+                    memory.add_metric([name, str(number)], num_bytes)
             queued.add_metric([name], model.engine.num_queued)
             running.add_metric([name], model.engine.num_running)
             ready.add_metric([name], model.engine.is_alive)
             for kind, count in list(model.errors.items()):
                 errors.add_metric([name, kind], count)
-        yield from (queued, running, ready, errors)
+        yield from (queued, running, ready, errors, memory)
+
+
+def _resident(pid: int) -> int | None:
+    """Resident memory of a process in bytes; None if it has ended, or the system does not tell."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, LookupError, ValueError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")

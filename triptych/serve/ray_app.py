@@ -19,7 +19,7 @@ from triptych.hub.pipeline import Pipeline
 from triptych.serve.app import Access, create_app
 from triptych.serve.limits import ServeLimits
 from triptych.serve.metrics import Metrics
-from triptych.serve.run import listen, warn_if_open, with_host
+from triptych.serve.run import with_host
 from triptych.serve.service import Service
 
 NAME = "triptych"
@@ -46,10 +46,8 @@ def serve_on_ray(
         received.append(number)
         ends.set()
 
-    listener = listen(host, port)
-    warn_if_open(listener, access)
-    listener.close()
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    # Ray's dashboard can run programs for whoever reaches it.
+    ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     try:
         start(sources, limits, access, host=host, port=port, device=device, replicas=replicas)
         for each in (signal.SIGINT, signal.SIGTERM):

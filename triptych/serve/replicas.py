@@ -4,8 +4,8 @@
 
 A job goes to the replica with the least work. The weights are in shared memory, so another replica costs little more
 than its activations. A replica that dies takes its jobs with it: they end with `EngineStoppedError`, and another
-process takes its place while the others go on. When the server dies, however it does, its replicas notice that their
-pipe has closed, and end.
+process takes its place while the others go on. One that says nothing for a while is killed: it hangs. When the server
+dies, however it does, its replicas notice that their pipe has closed, and end.
 """
 
 import atexit
@@ -18,7 +18,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -30,13 +30,15 @@ import torch.multiprocessing  # teaches pickle to pass tensors in shared memory
 
 from triptych.errors import UserError
 from triptych.model.transformer import Transformer
-from triptych.serve.engine import Engine, RoundObserver
-from triptych.serve.job import Deliver, EngineStoppedError, Event, Failed, Job, JobError, QueueFullError, Step
-from triptych.serve.messages import Cancel, FromReplica, Ready, Round, Told, ToReplica, portable
+from triptych.serve.engine import Engine, RoundObserver, check_room
+from triptych.serve.job import Deliver, EngineStoppedError, Event, Failed, Job, JobError, Step
+from triptych.serve.messages import Beat, Cancel, FromReplica, Ready, Round, Told, ToReplica, portable
 
 _SHARED_MEMORY = Path("/dev/shm")
 _LONG_LIFE = 60.0  # seconds; a replica that died sooner is started again after a pause
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_BEAT_SECONDS = 1.0
+_MOST_SILENT = 15  # beats that may fail to come before a replica is killed
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +64,9 @@ class Replicas:
         self._model, self._on_round = _shared(model), on_round
         self._devices = _devices(model, count)
         self._max_running, self._max_queue = max_running, max_queue
-        self._options = {"max_running": max_running, "max_queue": max_queue, "max_tokens": max_tokens}
+        # What is submitted here has its place; a replica that is alone for a while takes all of it.
+        most = count * max_running + max_queue
+        self._options = {"max_running": max_running, "max_queue": most, "max_tokens": max_tokens}
         self._workers: list[_Worker | None] = [None] * count
         self._changed = threading.Condition()
         self._has_started = self._is_closing = False
@@ -70,6 +74,7 @@ class Replicas:
             threading.Thread(target=self._main, args=(number,), name=f"replica-{number}", daemon=True)
             for number in range(count)
         ]
+        self._threads.append(threading.Thread(target=self._watch, name="replica-watch", daemon=True))
 
     def start(self) -> None:
         """Start all replicas, and wait until they are ready."""
@@ -91,9 +96,15 @@ class Replicas:
         return not self._is_closing and bool(self._ready)
 
     @property
-    def pids(self) -> list[int]:
-        """Of the replicas that take jobs."""
-        return [pid for worker in self._ready if (pid := worker.process.pid) is not None]
+    def has_died(self) -> bool:
+        """Never: replicas are started again."""
+        return False
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Of the replicas that take jobs, by number."""
+        workers = {number: worker for number, worker in enumerate(self._workers) if worker in self._ready}
+        return {number: worker.process.pid for number, worker in workers.items() if worker is not None}
 
     @property
     def num_queued(self) -> int:
@@ -107,17 +118,18 @@ class Replicas:
     def _ready(self) -> "list[_Worker]":
         return [worker for worker in self._workers if worker is not None and worker.is_ready]
 
-    def submit(self, job: Job, deliver: Deliver) -> None:
-        """Send a job to the replica with the least work. Its events go to `deliver`."""
+    def submit(self, jobs: Sequence[tuple[Job, Deliver]]) -> None:
+        """Take jobs, all or none, each to the replica with the least work. Its events go to what stands beside it."""
         with self._changed:
             ready = self._ready
             if self._is_closing or not ready:
                 raise EngineStoppedError("no replica takes jobs")
-            if self.num_queued >= self._max_queue and all(len(worker.jobs) >= self._max_running for worker in ready):
-                raise QueueFullError(f"{self._max_queue} jobs are waiting already")
-            worker = min(ready, key=lambda each: each.work)
-            worker.jobs[job.name] = _Sent(deliver, expected_work(job))
-            worker.send(job)
+            num_there = sum(len(worker.jobs) for worker in ready)
+            check_room(jobs, num_there, len(ready) * self._max_running, self._max_queue)
+            for job, deliver in jobs:
+                worker = min(ready, key=lambda each: each.work)
+                worker.jobs[job.name] = _Sent(deliver, expected_work(job))
+                worker.send(job)
 
     def cancel(self, name: str) -> None:
         """Stop a job before its next step; nothing if it is not there any more."""
@@ -140,22 +152,24 @@ class Replicas:
                 thread.join()
         atexit.unregister(self.close)
 
+    def _watch(self) -> None:
+        """Kill replicas that hang. Their beats are counted, not timed: while this process rests, so does the count."""
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._is_closing, _BEAT_SECONDS):
+                for worker in self._ready:
+                    worker.num_silent += 1
+                    if worker.num_silent > _MOST_SILENT:
+                        _log.error("a replica has said nothing for %g s; it is killed", _MOST_SILENT * _BEAT_SECONDS)
+                        worker.process.kill()
+
     # -- the thread of a replica --------------------------------------------------------------------------------------
 
     def _main(self, number: int) -> None:
-        """Keep a replica running."""
+        """Keep a replica running, whatever goes wrong."""
         pause = _FIRST_PAUSE
         while not self._is_closing:
             start = time.monotonic()
-            worker = _Worker(number, self._model, self._devices[number], self._options)
-            with self._changed:
-                self._workers[number] = worker
-            if not self._is_closing:
-                self._listen(worker)
-            self._bury(worker)
-            if self._is_closing:
-                return
-            _log.error("replica %d has died (exit code %s); another is started", number, worker.process.exitcode)
+            self._run_worker(number)
             pause = _FIRST_PAUSE if time.monotonic() - start > _LONG_LIFE else min(2 * pause, _LONGEST_PAUSE)
             with self._changed:
                 if not self._has_started:  # nor will another one
@@ -163,20 +177,40 @@ class Replicas:
                     self._changed.notify_all()
                 self._changed.wait_for(lambda: self._is_closing, pause)
 
+    def _run_worker(self, number: int) -> None:
+        """Start a replica and listen to it until its end."""
+        try:
+            worker = _Worker(number, self._model, self._devices[number], self._options)
+        except Exception:
+            _log.exception("replica %d cannot be started", number)
+            return
+        with self._changed:
+            self._workers[number] = worker
+        try:
+            if not self._is_closing:
+                self._listen(worker)
+        except (EOFError, OSError):  # it has died
+            pass
+        except Exception:
+            _log.exception("what replica %d says cannot be read; it is killed", number)
+        self._bury(worker)
+        if not self._is_closing:
+            _log.error("replica %d has died (exit code %s); another is started", number, worker.process.exitcode)
+
     def _listen(self, worker: "_Worker") -> None:
-        """Pass on what a replica says, until it ends."""
-        with suppress(EOFError, OSError):
-            while True:
-                message: FromReplica = worker.connection.recv()
-                if isinstance(message, Told):
-                    self._deliver(worker, message.name, message.event)
-                elif isinstance(message, Round):
-                    if self._on_round is not None:
-                        self._on_round(message.num_passes, message.num_tokens, message.seconds)
-                else:
-                    with self._changed:
-                        worker.is_ready = True
-                        self._changed.notify_all()
+        """Pass on what a replica says."""
+        while True:
+            message: FromReplica = worker.connection.recv()
+            worker.num_silent = 0
+            if isinstance(message, Told):
+                self._deliver(worker, message.name, message.event)
+            elif isinstance(message, Round):
+                if self._on_round is not None:
+                    self._on_round(message.num_passes, message.num_tokens, message.seconds)
+            elif isinstance(message, Ready):
+                with self._changed:
+                    worker.is_ready = True
+                    self._changed.notify_all()
 
     def _deliver(self, worker: "_Worker", name: str, event: Event) -> None:
         with self._changed:
@@ -221,6 +255,8 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.jobs: dict[str, _Sent] = {}
         self.is_ready = False
+        self.num_silent = 0
+        """Beats since it said anything."""
         self._outbox = queue.SimpleQueue[ToReplica | None]()
         self.process = context.Process(
             target=_run_replica, args=(theirs, model, device, options), name=f"replica-{number}", daemon=True
@@ -246,9 +282,14 @@ class _Worker:
         self.connection.close()
 
     def _post(self) -> None:
-        with suppress(OSError):
+        try:
             while (message := self._outbox.get()) is not None:
                 self.connection.send(message)
+        except OSError:  # it has died
+            pass
+        except Exception:
+            _log.exception("a message cannot be sent to a replica; it is killed")
+            self.process.kill()
 
 
 def expected_work(job: Job) -> float:
@@ -305,9 +346,18 @@ def _run_replica(connection: Connection, model: Transformer, device: str, option
     engine = Engine(model.to(device), on_round=lambda *numbers: send(Round(*numbers)), **options)
     engine.start()
     send(Ready())
+    threading.Thread(target=_beat, args=(send,), daemon=True).start()
     threading.Thread(target=_take_jobs, args=(connection, engine, send), daemon=True).start()
     engine.join()  # it ends only by an error
     os._exit(1)
+
+
+def _beat(send: Callable[[FromReplica], None]) -> None:
+    """Say that this process lives, until the server has gone."""
+    with suppress(OSError):
+        while True:
+            time.sleep(_BEAT_SECONDS)
+            send(Beat())
 
 
 def _take_jobs(connection: Connection, engine: Engine, send: Callable[[FromReplica], None]) -> None:
@@ -324,7 +374,7 @@ def _take_jobs(connection: Connection, engine: Engine, send: Callable[[FromRepli
                 send(Told(name, portable(event)))
 
             try:
-                engine.submit(message, deliver)
+                engine.submit([(message, deliver)])
             except JobError as error:
                 deliver(Failed(error))
     os._exit(0)

@@ -14,6 +14,7 @@ import uvicorn
 from triptych.errors import UserError
 from triptych.hub.pipeline import Pipeline
 from triptych.serve.app import Access, create_app
+from triptych.serve.errors import ServerError
 from triptych.serve.limits import ServeLimits
 from triptych.serve.logs import log_as_json
 from triptych.serve.metrics import Metrics
@@ -21,16 +22,21 @@ from triptych.serve.protocol import protocol_with
 from triptych.serve.service import Service
 
 _ECHO_SECONDS = 0.5  # a terminal and a launcher send one signal each
+_DEAD_SECONDS = 5.0  # in which a server whose engine has died says so
 _END_SECONDS = 2  # for answers that say that the server stops
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 def serve(
-    pipes: Mapping[str, Pipeline], limits: ServeLimits, access: Access, *, host: str, port: int, replicas: int = 1
+    pipes: Mapping[str, Pipeline],
+    limits: ServeLimits,
+    access: Access,
+    listener: socket.socket,
+    *,
+    host: str,
+    replicas: int = 1,
 ) -> None:
-    """Serve until a signal. Ends with KeyboardInterrupt if it was Ctrl-C."""
-    listener = listen(host, port)
-    warn_if_open(listener, access)
+    """Serve until a signal. Ends with KeyboardInterrupt if it was Ctrl-C, and with `ServerError` if an engine died."""
     log_as_json()
     metrics = Metrics()
     service = Service(pipes, limits, on_round=metrics.on_round, replicas=replicas)
@@ -50,34 +56,54 @@ def serve(
     server.run(sockets=[listener])
     if server.signal == signal.SIGINT:
         raise KeyboardInterrupt
+    if not server.started:
+        raise ServerError("the server could not start: see the log.")
+    if service.dead and server.signal is None:
+        raise ServerError(f"the engine of {service.dead[0]!r} has died: see the log.")
 
 
 class _Server(uvicorn.Server):
-    """Stops in two stages, so that a balancer notices: first it refuses what is new, then it closes its socket."""
+    """Stops in two stages, so that a balancer notices: first it refuses what is new, then it closes its socket.
+
+    It stops at a signal, and by itself when an engine has died, which nothing in this process starts again.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service, message: str):
         super().__init__(config)
         self.signal: int | None = None
-        self._service, self._message, self._time = service, message, 0.0
+        self._service, self._message = service, message
+        self._stops_since: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        print(self._message, flush=True)
+        if self.started:
+            print(self._message, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.signal is None:
-            self.signal, self._time = sig, time.monotonic()
-            self._service.is_draining = True
-        elif time.monotonic() - self._time > _ECHO_SECONDS:
+            self.signal = sig
+            self._stop()
+        elif self._seconds_stopping > _ECHO_SECONDS:
             os._exit(128 + sig)
 
     async def on_tick(self, counter: int) -> bool:
-        if self.signal is not None:
-            if time.monotonic() - self._time > self._service.limits.drain_seconds:
+        if self._stops_since is None and self._service.dead:
+            self._stop()
+        if self._stops_since is not None:
+            if self._seconds_stopping > self._service.limits.drain_seconds:
                 await self._service.close()
                 self.should_exit = True
-            self.should_exit |= self._service.num_requests == 0
+            is_seen = self.signal is not None or self._seconds_stopping > _DEAD_SECONDS
+            self.should_exit |= is_seen and self._service.num_requests == 0
         return await super().on_tick(counter)
+
+    def _stop(self) -> None:
+        self._service.is_draining = True
+        self._stops_since = time.monotonic()
+
+    @property
+    def _seconds_stopping(self) -> float:
+        return 0.0 if self._stops_since is None else time.monotonic() - self._stops_since
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -10,7 +10,7 @@ from triptych.hub.directions import Kind
 class Body(BaseModel):
     """The body of a request. Unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     model: StrictStr | None = None
 
@@ -38,7 +38,7 @@ class SamplingFields(BaseModel):
 class Segment(BaseModel):
     """A part of a canvas: what is known of one modality, and what is to be generated."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     modality: Kind
     content: str | None = None

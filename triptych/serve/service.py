@@ -5,10 +5,9 @@ engine go on.
 """
 
 import asyncio
-import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from triptych.errors import UserError, did_you_mean
 from triptych.hub.checker import collect_checks
+from triptych.hub.directions import Kind
 from triptych.hub.input_checks import InputCheck
 from triptych.hub.keywords import seeds_of
 from triptych.hub.pipeline import Pipeline
@@ -25,9 +25,11 @@ from triptych.sample.config import SamplingConfig, Use
 from triptych.sample.generate import check_canvas
 from triptych.serve.engine import RoundObserver
 from triptych.serve.errors import ApiError
-from triptych.serve.job import Done, Event, Failed, Job, JobError, Step
+from triptych.serve.filling import Filling
+from triptych.serve.job import Done, Job
 from triptych.serve.limits import ServeLimits
 from triptych.serve.replicas import engine_of
+from triptych.serve.streams import merged
 from triptych.vocab import Modality
 
 T = TypeVar("T")
@@ -54,11 +56,17 @@ class Call:
     """By `time.monotonic`."""
     model: str | None = None
     """Name of the model that answers, once it is known."""
-    jobs: Any = field(default_factory=itertools.count)
+    fillings: list[Filling] = field(default_factory=list)
+    """Everything that the engine does or did for it."""
 
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def end(self) -> None:
+        """Stop what is still done for it: its answer is complete, or nobody waits for it any more."""
+        for filling in self.fillings:
+            filling.cancel()
 
 
 class ServedModel:
@@ -74,12 +82,31 @@ class ServedModel:
         replicas: int = 1,
     ):
         self.name, self.pipe, self.limits, self._pool = name, pipe, limits, pool
+        for modality in self.modalities:
+            pipe.bundle[modality]  # load tokenizers now: what is damaged is said before the server starts
         self.created = int(time.time())
         self.errors = Counter[str]()
         """Results that were not finished, by kind."""
         self.engine = engine_of(
             pipe.model, replicas, max_running=limits.running, max_queue=limits.queue, on_round=on_round
         )
+
+    @property
+    def modalities(self) -> list[Modality]:
+        """Those that the model has."""
+        return [modality for modality in Modality if modality in self.pipe.bundle]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of the modalities."""
+        return [modality.name.lower() for modality in self.modalities]
+
+    def check_kinds(self, needed: Iterable[Kind]) -> None:
+        """Refuse what takes or makes a kind that the model does not have."""
+        for kind in sorted(set(needed).difference(self.kinds)):
+            raise ApiError(
+                400, f"the model {self.name!r} has no {kind}, only {' and '.join(self.kinds)}.", param="model"
+            )
 
     async def in_thread(self, call: Call, function: Callable[[], T]) -> T:
         """Run something slow on a thread, until the deadline of the call."""
@@ -118,52 +145,35 @@ class ServedModel:
             raise UserError(f"n times best_of must be at most {self.limits.results}, got {count * config.best_of}.")
         return config
 
+    def submit(self, call: Call, *requests: Prepared, wants_steps: bool = False, top_k: int = 1) -> list[Filling]:
+        """Begin to fill the canvases of requests, one per seed; all of them, or none if there is no room for all.
+
+        To be called before an answer begins: a full queue has a status of its own.
+        """
+        call.model = self.name
+        made: list[Filling] = []
+        for prepared in requests:
+            for seed in prepared.seeds:
+                name = f"{call.name}-{len(call.fillings) + len(made)}"
+                canvas, config = prepared.request.canvas, prepared.config
+                job = Job(name, canvas, config, seed, call.deadline, wants_steps, top_k)
+                made.append(Filling(job, self.engine.cancel, self.limits.backlog_bytes, self.errors))
+        self.engine.submit([(filling.job, filling.deliver) for filling in made])
+        call.fillings += made
+        return made
+
     async def fill(self, call: Call, prepared: Prepared) -> list[Canvas]:
         """The filled canvases of a request, one per seed."""
-        streams = [self.events(call, prepared, seed) for seed in prepared.seeds]
-        return list(await asyncio.gather(*map(_last_canvas, streams)))
+        filled: dict[int, Canvas] = {}
+        async for index, event in merged(self.submit(call, prepared)):
+            if isinstance(event, Done):
+                filled[index] = event.canvas
+        return [filled[index] for index in sorted(filled)]
 
     async def results(self, call: Call, prepared: Prepared) -> list[Any]:
         """The results of a request (texts, images or audio), one per seed."""
         filled = await self.fill(call, prepared)
         return await self.in_thread(call, lambda: [prepared.request.read(canvas) for canvas in filled])
-
-    async def events(
-        self, call: Call, prepared: Prepared, seed: int, *, wants_steps: bool = False, top_k: int = 1
-    ) -> AsyncIterator[Step | Done]:
-        """The events of one canvas. Leaving the loop cancels the job."""
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
-        name = f"{call.name}-{next(call.jobs)}"
-        job = Job(name, prepared.request.canvas, prepared.config, seed, call.deadline, wants_steps, top_k)
-
-        def deliver(event: Event) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, event)
-
-        self.engine.submit(job, deliver)
-        is_over = False
-        try:
-            while not is_over:
-                event = await queue.get()
-                is_over = not isinstance(event, Step)
-                if isinstance(event, Failed):
-                    self.errors[_kind_of(event.error)] += 1
-                    raise event.error
-                yield event
-        finally:
-            if not is_over:
-                self.engine.cancel(name)
-
-
-def _kind_of(error: Exception) -> str:
-    """One of a few words."""
-    return type(error).__name__.removesuffix("Error").lower() if isinstance(error, JobError) else "other"
-
-
-async def _last_canvas(events: AsyncIterator[Step | Done]) -> Canvas:
-    async for event in events:
-        if isinstance(event, Done):
-            return event.canvas
-    raise AssertionError("a job ended without a canvas")
 
 
 class Service:
@@ -189,13 +199,16 @@ class Service:
 
     def start(self) -> None:
         for model in self.models.values():
-            for modality in Modality:
-                model.pipe.bundle[modality]  # load tokenizers now, not in the first request
             model.engine.start()
 
     @property
     def is_ready(self) -> bool:
         return not self.is_draining and all(model.engine.is_alive for model in self.models.values())
+
+    @property
+    def dead(self) -> list[str]:
+        """Names of models whose engine has died for good."""
+        return [name for name, model in self.models.items() if model.engine.has_died]
 
     def model(self, name: str | None) -> ServedModel:
         """A model by name; without a name, the first."""

@@ -1,17 +1,20 @@
 """Several streams of events as one."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
-    """The events of all streams as they come, with the number of their stream. An error in one ends all."""
-    queue = asyncio.Queue[tuple[int, T] | Exception | None]()
+async def merged(streams: Sequence[AsyncIterable[T]]) -> AsyncIterator[tuple[int, T]]:
+    """The events of all streams as they come, with the number of their stream. An error in one ends all.
 
-    async def forward(number: int, stream: AsyncIterator[T]) -> None:
+    A stream is read when there is room for its event: what comes of it faster than it is read waits inside it.
+    """
+    queue = asyncio.Queue[tuple[int, T] | Exception | None](maxsize=1)
+
+    async def forward(number: int, stream: AsyncIterable[T]) -> None:
         try:
             async for each in stream:
                 await queue.put((number, each))

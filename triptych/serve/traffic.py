@@ -8,7 +8,7 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.serve.asgi import header, send_error
+from triptych.serve.asgi import header, refuse, send_error
 from triptych.serve.errors import as_api_error, unavailable
 from triptych.serve.metrics import Metrics
 from triptych.serve.service import Service
@@ -46,7 +46,7 @@ class Traffic:
         self._service.num_requests += counts
         try:
             if counts and self._service.is_draining:
-                await send_error(unavailable(), scope, receive, send_with_id)
+                await refuse(unavailable(), scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
         except Exception as error:
@@ -60,6 +60,8 @@ class Traffic:
             await send_error(unavailable(), scope, receive, send_with_id)
         finally:
             self._service.num_requests -= counts
+            if (call := scope.get("call")) is not None:
+                call.end()
             self._record(scope, status[0] if status else _CLIENT_HAS_GONE)
 
     def _record(self, scope: Scope, status: int) -> None:

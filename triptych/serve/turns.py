@@ -37,6 +37,12 @@ class Turn:
         return self.direction.output
 
     @property
+    def kinds(self) -> set[Kind]:
+        """What is given and what is made."""
+        given: dict[Kind, object] = {"image": self.image, "audio": self.audio}
+        return self.direction.needs | {kind for kind, part in given.items() if part is not None}
+
+    @property
     def is_chain(self) -> bool:
         """Whether the result is made from a text that the model writes first."""
         return len(self.direction.outputs) > 1

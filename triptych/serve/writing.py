@@ -16,9 +16,10 @@ from triptych.hub.requests import Request
 from triptych.sample.canvas import MASKED, Canvas
 from triptych.sample.config import SamplingConfig
 from triptych.serve.canvases import SegmentIds, pieces_of, text_segment
+from triptych.serve.filling import Filling
 from triptych.serve.job import Step
 from triptych.serve.probabilities import Probabilities
-from triptych.serve.service import Call, Prepared, ServedModel
+from triptych.serve.service import Call, ServedModel
 
 _PART_OF_CHARACTER = "\ufffd"  # how a character decodes of which there are only some bytes
 
@@ -93,17 +94,18 @@ class Progress:
 async def write(
     model: ServedModel,
     call: Call,
-    prepared: Prepared,
-    seed: int,
+    filling: Filling,
     writer: Writer,
     *,
     stream: bool,
     probabilities: Probabilities | None = None,
 ) -> AsyncIterator[Progress | Written]:
-    """Write one text. With `stream` there is progress at every step, whose deltas make up the text."""
+    """Write one text. With `stream` there is progress at every step, whose deltas make up the text.
+
+    `stream` and `probabilities` need a filling with steps.
+    """
     sent = ""
-    wants_steps, top_k = stream or probabilities is not None, max(1, probabilities.top_k if probabilities else 1)
-    async for each in model.events(call, prepared, seed, wants_steps=wants_steps, top_k=top_k):
+    async for each in filling:
         if isinstance(each, Step):
             if probabilities is not None:
                 probabilities.see(each)

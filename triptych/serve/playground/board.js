@@ -1,5 +1,6 @@
 // Three panes that show one canvas. Without actions the canvas can only be read.
 
+import { MODALITIES } from "./canvas.js";
 import { h } from "./dom.js";
 import { AudioPane } from "./pane_audio.js";
 import { ImagePane } from "./pane_image.js";
@@ -11,6 +12,12 @@ export class Board {
     this.image = new ImagePane(actions);
     this.audio = new AudioPane(actions);
     this.root = h("div", { class: actions ? "board" : "board read-only" }, this.text.root, this.image.root, this.audio.root);
+  }
+
+  // The panes of what a model has.
+  showOnly(modalities) {
+    for (const each of MODALITIES) this[each].root.hidden = !modalities.includes(each);
+    this.root.dataset.count = modalities.length;
   }
 
   render(canvas, heatKind) {

@@ -23,6 +23,10 @@ export class Compare {
     });
   }
 
+  showOnly(modalities) {
+    for (const { board } of this.sides) board.showOnly(modalities);
+  }
+
   recolour() {
     for (const { board } of this.sides) board.recolour();
   }

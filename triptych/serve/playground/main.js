@@ -10,7 +10,7 @@ import { gifOf, pngOf, wavOf } from "./export.js";
 import { HEAT_KINDS } from "./heat.js";
 import { renderHistory } from "./history.js";
 import { linkOf, readLink } from "./permalink.js";
-import { PresetError, PRESETS } from "./presets.js";
+import { PresetError, PRESETS, presetsFor } from "./presets.js";
 import { Recorder } from "./record.js";
 import { Run } from "./run.js";
 import { Session, wantsGeneration } from "./session.js";
@@ -35,6 +35,7 @@ let pending = Promise.resolve(true); // a text that is being encoded
 
 const model = () => models.find((each) => each.id === byId("model").value);
 const limits = () => model().triptych;
+const firstPreset = () => presetsFor(limits().modalities)[0];
 
 // -- messages and errors ----------------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ const actions = {
   play: () => play(),
   example(text) {
     write(text);
-    choosePreset(["draw", "speak", "both"].includes(preset) ? preset : "draw");
+    choosePreset(["draw", "speak", "both"].includes(preset) ? preset : firstPreset());
   },
   loadFile: (file) => attempt(async () => {
     const segment = await encoder.file(file);
@@ -342,10 +343,15 @@ function clockText() {
 // -- page -------------------------------------------------------------------------------------------------------------
 
 function showModel() {
-  const { examples, samplers, voices, words } = limits();
+  const { examples, modalities, samplers, voices, words } = limits();
   encoder = new Encoder(api, model().id, limits());
   board.text.setExamples(examples);
   board.text.input.title = words.length ? `The model knows ${words.length} words: ${words.join(" ")}` : "";
+  board.showOnly(modalities);
+  compare.showOnly(modalities);
+  const there = presetsFor(modalities);
+  for (const button of byId("presets").children) button.hidden = !there.includes(button.dataset.name);
+  preset = there[0];
   byId("voice-label").hidden = !voices.length;
   byId("voice").replaceChildren(...optionsOf("any", voices));
   byId("sampler").replaceChildren(...optionsOf("preset", samplers));
@@ -370,7 +376,7 @@ async function share() {
   const run = session.runs[0];
   const canvas = isStart ? run.start : session.shown;
   const seed = session.isReview ? run.seed : seedNow();
-  history.replaceState(null, "", linkOf({ canvas, model: model().id, seed, sampling: sampling() }));
+  history.replaceState(null, "", linkOf({ canvas, model: model().id, seed, sampling: sampling(), voice: byId("voice").value }));
   try {
     await navigator.clipboard.writeText(location.href);
     say("The link has been copied. It holds the canvas and the seed: Play makes the same again.");
@@ -388,6 +394,7 @@ async function openLink() {
   if (models.some((each) => each.id === wanted.model)) byId("model").value = wanted.model;
   showModel();
   byId("seed").value = wanted.seed;
+  byId("voice").value = limits().voices.includes(wanted.voice) ? wanted.voice : "";
   usedSeed = null;
   for (const name of SAMPLING) byId(name).value = wanted.sampling[name] ?? "";
   change(wanted.canvas);
@@ -482,7 +489,7 @@ async function start() {
     byId("model").replaceChildren(...models.map((each) => h("option", { value: each.id }, each.id)));
     byId("model-label").hidden = models.length < 2;
     showModel();
-    if (!(await openLink())) session.canvas = PRESETS.draw.make(session.canvas, limits());
+    if (!(await openLink())) session.canvas = PRESETS[preset].make(session.canvas, limits());
   });
   document.documentElement.dataset.ready = "true";
 }

@@ -1,12 +1,12 @@
-// A canvas in the fragment of an address, which is not sent to the server: model, seed, sampling and tokens.
+// A canvas in the fragment of an address, which is not sent to the server: model, seed, sampling, voice and tokens.
 //
 // A segment is { t: tokens, m: ranges of masked positions, o: open, w: what the user wrote }.
 
 import { MODALITIES, segmentOf, withMask } from "./canvas.js";
 
-export function linkOf({ canvas, model, seed, sampling }) {
+export function linkOf({ canvas, model, seed, sampling, voice }) {
   const parts = MODALITIES.filter((each) => canvas[each]).map((each) => [each, packed(canvas[each])]);
-  const json = JSON.stringify({ v: 1, model, seed, sampling, beside: canvas.beside, segments: Object.fromEntries(parts) });
+  const json = JSON.stringify({ v: 1, model, seed, sampling, voice, beside: canvas.beside, segments: Object.fromEntries(parts) });
   const text = String.fromCharCode(...new TextEncoder().encode(json));
   return `#c=${btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")}`;
 }
@@ -22,7 +22,8 @@ export async function readLink(fragment, decode) {
     const part = link.segments[modality];
     if (part) canvas[modality] = await unpacked(modality, part, decode);
   }
-  return { canvas, model: String(link.model), seed: Math.max(0, Math.trunc(Number(link.seed)) || 0), sampling: link.sampling ?? {} };
+  const seed = Math.max(0, Math.trunc(Number(link.seed)) || 0);
+  return { canvas, model: String(link.model), seed, sampling: link.sampling ?? {}, voice: String(link.voice ?? "") };
 }
 
 function packed({ ids, masked, open, typed }) {

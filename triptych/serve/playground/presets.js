@@ -22,6 +22,8 @@ const transcribe = (canvas, limits) => ({
   text: openText(limits.transcript_prompt),
 });
 
+const complete = (canvas) => ({ ...EMPTY, text: canvas.text && !isEmpty(canvas.text) ? withOpenEnd(canvas.text, true) : openText() });
+
 function answer(canvas) {
   const image = given(canvas, "image", "An answer needs an image and a question: draw one or drop a file.");
   const text = givenText(canvas, "Answer");
@@ -69,12 +71,16 @@ function openText(prompt) {
   return prompt ? { ...segment, typed: prompt } : segment;
 }
 
+// `needs` are the modalities without which a model cannot do it.
 export const PRESETS = {
-  draw: { label: "Draw", hint: "The text is given, the image masked.", make: draw },
-  speak: { label: "Speak", hint: "The text is given, the model speaks it.", make: speak },
-  both: { label: "Draw and speak", hint: "One text, drawn and spoken at once.", make: drawAndSpeak },
-  caption: { label: "Caption", hint: "The image is given, the model writes.", make: caption, replacesText: true },
-  transcribe: { label: "Transcribe", hint: "The audio is given, the model writes.", make: transcribe, replacesText: true },
-  fill: { label: "Fill in", hint: `The middle is masked; in a text, write ${GAP} for a gap.`, make: fillIn },
-  answer: { label: "Answer", hint: "Write a question about the image; the model goes on.", make: answer },
+  draw: { label: "Draw", hint: "The text is given, the image masked.", make: draw, needs: ["image"] },
+  speak: { label: "Speak", hint: "The text is given, the model speaks it.", make: speak, needs: ["audio"] },
+  both: { label: "Draw and speak", hint: "One text, drawn and spoken at once.", make: drawAndSpeak, needs: ["image", "audio"] },
+  caption: { label: "Caption", hint: "The image is given, the model writes.", make: caption, needs: ["text", "image"], replacesText: true },
+  transcribe: { label: "Transcribe", hint: "The audio is given, the model writes.", make: transcribe, needs: ["text", "audio"], replacesText: true },
+  complete: { label: "Continue", hint: "The text is a beginning, the model goes on.", make: complete, needs: ["text"] },
+  fill: { label: "Fill in", hint: `The middle is masked; in a text, write ${GAP} for a gap.`, make: fillIn, needs: [] },
+  answer: { label: "Answer", hint: "Write a question about the image; the model goes on.", make: answer, needs: ["text", "image"] },
 };
+
+export const presetsFor = (modalities) => Object.keys(PRESETS).filter((name) => PRESETS[name].needs.every((each) => modalities.includes(each)));

@@ -12,8 +12,10 @@ from triptych.errors import UserError
 from triptych.hub.requests import Request
 from triptych.sample.canvas import Canvas
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.canvases import checked_text
 from triptych.serve.context import call_of, service_of, unless_disconnected
+from triptych.serve.filling import Filling
 from triptych.serve.forms import form_schema, read_form
 from triptych.serve.media import CONTENT_TYPES, base64_of, decode_audio, encode_audio
 from triptych.serve.schemas_openai import SpeechBody, TranscriptionBody, voice_name
@@ -23,7 +25,7 @@ from triptych.serve.voices import voice_of
 from triptych.serve.writing import Writer, Written, write
 from triptych.utils.media import Audio
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 _BLOCK = 16 * 1024  # bytes of audio in one event
 _FILES = {"file": True}
@@ -34,6 +36,7 @@ async def speech(body: SpeechBody, http: HttpRequest) -> Response:
     """Speak a text. The answer is the file, or with `stream_format` "sse" events of its parts."""
     service, call = service_of(http), call_of(http)
     model = service.model(body.model)
+    model.check_kinds(["text", "audio"])
 
     def make() -> Request:
         voice = voice_of(voice_name(body.voice), model.pipe.limits)
@@ -41,8 +44,10 @@ async def speech(body: SpeechBody, http: HttpRequest) -> Response:
 
     prepared = await model.prepare(call, make, body.sampling)
 
+    (filling,) = model.submit(call, prepared)
+
     async def encoded() -> tuple[bytes, Canvas]:
-        (filled,) = await model.fill(call, prepared)
+        filled = await filling.canvas()
         read = prepared.request.read
         return await model.in_thread(call, lambda: encode_audio(read(filled), body.response_format)), filled
 
@@ -73,6 +78,7 @@ async def transcriptions(http: HttpRequest) -> Response:
     service, call = service_of(http), call_of(http)
     body, files = await read_form(http, TranscriptionBody, _FILES, service.limits)
     model = service.model(body.model)
+    model.check_kinds(["text", "audio"])
     recordings: list[Audio] = []
 
     def make() -> Request:
@@ -82,7 +88,8 @@ async def transcriptions(http: HttpRequest) -> Response:
         return model.pipe._requests.transcribe(recordings[0], body.num_tokens)
 
     prepared = await model.prepare(call, make, body.sampling)
-    transcript = _Transcript(call, model, prepared, body, recordings[0].seconds)
+    (filling,) = model.submit(call, prepared, wants_steps=bool(body.stream))
+    transcript = _Transcript(call, model, prepared, filling, body, recordings[0].seconds)
     if body.stream:
         return sse.stream(transcript.events())
     return await unless_disconnected(http, transcript.whole())
@@ -95,11 +102,12 @@ class _Transcript:
     call: Call
     model: ServedModel
     prepared: Prepared
+    filling: Filling
     body: TranscriptionBody
     seconds: float
 
     async def whole(self) -> Response:
-        (filled,) = await self.model.fill(self.call, self.prepared)
+        filled = await self.filling.canvas()
         text = self.prepared.request.read(filled)
         match self.body.response_format:
             case "json":
@@ -117,7 +125,7 @@ class _Transcript:
 
     async def events(self) -> AsyncIterator[bytes]:
         writer = Writer(self.prepared.request, self.prepared.config)
-        async for each in write(self.model, self.call, self.prepared, self.prepared.seeds[0], writer, stream=True):
+        async for each in write(self.model, self.call, self.filling, writer, stream=True):
             if isinstance(each, Written):
                 done = {"type": "transcript.text.done", "text": each.text, **self._ending(each.canvas)}
                 yield sse.event(done, "transcript.text.done")

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from triptych.errors import UserError
 from triptych.sample.canvas import MASKED, Canvas
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.canvases import (
     SegmentIds,
     content_of,
@@ -24,12 +25,13 @@ from triptych.serve.canvases import (
     span_of,
 )
 from triptych.serve.context import call_of, service_of, unless_disconnected
+from triptych.serve.filling import Filling
 from triptych.serve.job import Done, Outlook, Step
 from triptych.serve.schemas import CanvasBody, DecodeBody, EncodeBody, Segment
 from triptych.serve.service import Call, Prepared, ServedModel, unusual
 from triptych.vocab import Modality
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 
 @router.post("/v1/canvas")
@@ -37,10 +39,12 @@ async def canvas(body: CanvasBody, http: HttpRequest) -> Response:
     """Fill a canvas. With `stream`, the events are canvas.created, canvas.step, canvas.preview and canvas.completed."""
     service, call = service_of(http), call_of(http)
     model = service.model(body.model)
+    model.check_kinds(segment.modality for segment in body.segments)
     if body.top_k > service.limits.top_k:
         raise UserError(f"top_k must be at most {service.limits.top_k}, got {body.top_k}.")
     prepared = await model.prepare(call, lambda: request_of(model.pipe, body.segments, service.limits), body.sampling)
-    answer = _Answer(call, model, prepared, body)
+    (filling,) = model.submit(call, prepared, wants_steps=body.stream, top_k=body.top_k)
+    answer = _Answer(call, model, prepared, filling, body)
     if body.stream:
         return sse.stream(answer.events())
     return JSONResponse(await unless_disconnected(http, answer.completed()))
@@ -51,6 +55,7 @@ async def encode(body: EncodeBody, http: HttpRequest) -> Response:
     """The tokens of a text, an image or audio, and what a model sees of it."""
     service, call = service_of(http), call_of(http)
     model = service.model(body.model)
+    model.check_kinds([body.modality])
     segment = Segment(modality=body.modality, content=body.content)
 
     def run() -> dict[str, Any]:
@@ -67,6 +72,7 @@ async def decode(body: DecodeBody, http: HttpRequest) -> Response:
     """The text, image or audio of tokens."""
     service, call = service_of(http), call_of(http)
     model = service.model(body.model)
+    model.check_kinds([body.modality])
     segment = Segment(modality=body.modality, tokens=body.tokens)
 
     def run() -> dict[str, Any]:
@@ -92,8 +98,8 @@ def _segment_json(model: ServedModel, segment: SegmentIds, *, with_content: bool
 class _Answer:
     """The answer to one canvas."""
 
-    def __init__(self, call: Call, model: ServedModel, prepared: Prepared, body: CanvasBody):
-        self.call, self.model, self.prepared, self.body = call, model, prepared, body
+    def __init__(self, call: Call, model: ServedModel, prepared: Prepared, filling: Filling, body: CanvasBody):
+        self.call, self.model, self.prepared, self.filling, self.body = call, model, prepared, filling, body
         self.vocabulary = model.pipe.vocabulary
         self.order = [Modality[segment.modality.upper()] for segment in body.segments]
         self.head = {
@@ -104,8 +110,7 @@ class _Answer:
         }
 
     async def completed(self) -> dict[str, Any]:
-        (filled,) = await self.model.fill(self.call, self.prepared)
-        return {"object": "canvas", **await self._completed(filled)}
+        return {"object": "canvas", **await self._completed(await self.filling.canvas())}
 
     async def _completed(self, filled: Canvas) -> dict[str, Any]:
         def run() -> list[dict[str, Any]]:
@@ -118,9 +123,7 @@ class _Answer:
     async def events(self) -> AsyncIterator[bytes]:
         yield self._event("created", {**self.head, "warnings": unusual(self.prepared.warnings)})
         before: list[SegmentIds] | None = None
-        async for each in self.model.events(
-            self.call, self.prepared, self.prepared.seeds[0], wants_steps=True, top_k=self.body.top_k
-        ):
+        async for each in self.filling:
             if isinstance(each, Done):
                 yield self._event("completed", await self._completed(each.canvas))
                 continue

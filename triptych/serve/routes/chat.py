@@ -12,8 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from triptych.sample.canvas import Canvas
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.canvases import num_masked
 from triptych.serve.context import call_of, service_of, unless_disconnected
+from triptych.serve.filling import Filling
 from triptych.serve.job import Done, Step
 from triptych.serve.media import base64_of, data_uri, encode_audio, encode_image
 from triptych.serve.probabilities import Probabilities, check_probabilities
@@ -25,7 +27,7 @@ from triptych.serve.usage import Usage
 from triptych.serve.writing import Progress, Writer, write
 from triptych.vocab import Modality
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 
 @router.post("/v1/chat/completions")
@@ -36,6 +38,7 @@ async def chat(body: ChatBody, http: HttpRequest) -> Response:
     if body.max_completion_tokens is not None:
         body.max_tokens = body.max_completion_tokens
     turn = turn_of(body, service.limits)
+    model.check_kinds(turn.kinds)
     sampling = body.sampling
     if turn.is_chain:  # what the client asks for is for the result, as in `Pipeline`
         seed = sampling.pop("seed", 0)
@@ -45,6 +48,7 @@ async def chat(body: ChatBody, http: HttpRequest) -> Response:
     if body.logprobs and turn.output == "text":
         check_probabilities(prepared.config, body.stream, body.top_logprobs or 0, service.limits.top_k)
     answer = _Answer(call, model, turn, prepared)
+    answer.submit()
     if body.stream:
         return sse.stream(answer.events())
     return JSONResponse(await unless_disconnected(http, answer.whole()))
@@ -69,6 +73,17 @@ class _Answer:
     prepared: Prepared
     created: int = field(default_factory=lambda: int(time.time()))
     usage: Usage = field(default_factory=Usage)
+    fillings: list[Filling] = field(default_factory=list)
+
+    def submit(self) -> None:
+        """Begin with all choices; in a chain, with their texts."""
+        logprobs = self._wants_probabilities
+        top_k = max(1, self.turn.body.top_logprobs or 0) if logprobs else 1
+        self.fillings = self.model.submit(self.call, self.prepared, wants_steps=self.stream or logprobs, top_k=top_k)
+
+    @property
+    def _wants_probabilities(self) -> bool:
+        return bool(self.turn.body.logprobs) and self.turn.output == "text"
 
     @property
     def stream(self) -> bool:
@@ -143,38 +158,38 @@ class _Answer:
         return f"audio-{self.call.name}-{index}"
 
     def _choices(self) -> AsyncIterator[tuple[int, Progress | _Message]]:
-        return merged([self._choice(index, seed) for index, seed in enumerate(self.prepared.seeds)])
+        return merged([self._choice(index, filling) for index, filling in enumerate(self.fillings)])
 
-    async def _choice(self, index: int, seed: int) -> AsyncIterator[Progress | _Message]:
+    async def _choice(self, index: int, filling: Filling) -> AsyncIterator[Progress | _Message]:
         """Progress if the answer is a stream, and then the message."""
         if self.turn.output == "text":
-            async for each in self._write(seed):
+            async for each in self._write(filling):
                 yield each
             return
         text, prepared = self.turn.text, self.prepared
         if self.turn.is_chain:
-            async for progress in write(self.model, self.call, prepared, seed, self._writer, stream=self.stream):
+            async for progress in write(self.model, self.call, filling, self._writer, stream=self.stream):
                 if isinstance(progress, Progress):
                     yield progress
                 else:
                     self.usage.add(prepared.request.canvas, progress.canvas)
                     text = progress.text
             then = partial(self.turn.then, self.model.pipe, text)
-            prepared = await self.model.prepare(self.call, then, {**self.turn.body.sampling, "seed": seed})
+            sampling = {**self.turn.body.sampling, "seed": filling.job.seed}
+            prepared = await self.model.prepare(self.call, then, sampling)
+            (filling,) = self.model.submit(self.call, prepared, wants_steps=self.stream)
         elif self.turn.output == "audio" and self.stream:
             yield Progress(text)
-        async for step in self.model.events(self.call, prepared, seed, wants_steps=self.stream):
+        async for step in filling:
             if isinstance(step, Step):
                 yield Progress("", self._frame(step))
             else:
                 yield await self._media_message(index, prepared, step, text)
 
-    async def _write(self, seed: int) -> AsyncIterator[Progress | _Message]:
+    async def _write(self, filling: Filling) -> AsyncIterator[Progress | _Message]:
         body, writer = self.turn.body, self._writer
-        seen = Probabilities(self.model.pipe, body.top_logprobs or 0) if body.logprobs else None
-        async for each in write(
-            self.model, self.call, self.prepared, seed, writer, stream=self.stream, probabilities=seen
-        ):
+        seen = Probabilities(self.model.pipe, body.top_logprobs or 0) if self._wants_probabilities else None
+        async for each in write(self.model, self.call, filling, writer, stream=self.stream, probabilities=seen):
             if isinstance(each, Progress):
                 yield each
             else:

@@ -12,11 +12,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from triptych.errors import UserError
-from triptych.hub.input_checks import InputCheck
 from triptych.hub.requests import Request
 from triptych.sample.canvas import MASKED
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.context import call_of, service_of, unless_disconnected
+from triptych.serve.filling import Filling
 from triptych.serve.probabilities import Probabilities, check_probabilities
 from triptych.serve.schemas_openai import CompletionBody
 from triptych.serve.service import Call, Prepared, ServedModel, unusual
@@ -25,7 +26,7 @@ from triptych.serve.text_requests import completion_of
 from triptych.serve.usage import Usage
 from triptych.serve.writing import Progress, Writer, Written, write
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 
 @router.post("/v1/completions")
@@ -33,6 +34,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     """Continue texts, or with `suffix` fill in what lies between two."""
     service, call = service_of(http), call_of(http)
     model = service.model(body.model)
+    model.check_kinds(["text"])
     if len(body.prompts) * body.count > service.limits.results:
         raise UserError(f"the prompts times n must be 1 to {service.limits.results}.")
     if not body.prompts:
@@ -44,6 +46,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         if body.logprobs is not None:
             check_probabilities(prepared.config, body.stream, body.logprobs, service.limits.top_k)
         answer.add(prepared)
+    answer.submit()
     if body.stream:
         return sse.stream(answer.events())
     return JSONResponse(await unless_disconnected(http, answer.whole()))
@@ -52,7 +55,7 @@ async def completions(body: CompletionBody, http: HttpRequest) -> Response:
 @dataclass(frozen=True)
 class _Choice:
     prepared: Prepared
-    seed: int
+    filling: Filling
 
 
 class _Answer:
@@ -60,8 +63,8 @@ class _Answer:
 
     def __init__(self, call: Call, model: ServedModel, body: CompletionBody):
         self.call, self.model, self.body = call, model, body
+        self._prepared: list[Prepared] = []
         self._choices: list[_Choice] = []
-        self._warnings: list[InputCheck] = []
         self._head = {
             "id": f"cmpl-{call.name}",
             "object": "text_completion",
@@ -72,8 +75,14 @@ class _Answer:
 
     def add(self, prepared: Prepared) -> None:
         """Add the choices for a prompt."""
-        self._choices += [_Choice(prepared, seed) for seed in prepared.seeds]
-        self._warnings += prepared.warnings
+        self._prepared.append(prepared)
+
+    def submit(self) -> None:
+        """Begin to write all choices."""
+        wants_steps, top_k = bool(self.body.stream) or self.body.logprobs is not None, max(1, self.body.logprobs or 0)
+        fillings = self.model.submit(self.call, *self._prepared, wants_steps=wants_steps, top_k=top_k)
+        requests = [prepared for prepared in self._prepared for _ in prepared.seeds]
+        self._choices = [_Choice(*each) for each in zip(requests, fillings)]
 
     async def whole(self) -> dict[str, Any]:
         made: dict[int, dict[str, Any]] = {}
@@ -84,7 +93,10 @@ class _Answer:
             **self._head,
             "choices": [made[index] for index in sorted(made)],
             "usage": self._usage.for_text,
-            "triptych": {"seeds": [choice.seed for choice in self._choices], "warnings": unusual(self._warnings)},
+            "triptych": {
+                "seeds": [seed for prepared in self._prepared for seed in prepared.seeds],
+                "warnings": unusual([each for prepared in self._prepared for each in prepared.warnings]),
+            },
         }
 
     async def _choice(self, choice: _Choice) -> AsyncIterator[Progress | dict[str, Any]]:
@@ -93,7 +105,7 @@ class _Answer:
         writer = Writer(request, prepared.config, body.stops, body.max_tokens)
         seen = None if body.logprobs is None else Probabilities(self.model.pipe, body.logprobs)
         async for each in write(
-            self.model, self.call, prepared, choice.seed, writer, stream=bool(body.stream), probabilities=seen
+            self.model, self.call, choice.filling, writer, stream=bool(body.stream), probabilities=seen
         ):
             if isinstance(each, Progress):
                 yield each

@@ -1,7 +1,7 @@
 """`/v1/images/generations` and `/v1/images/edits`, as OpenAI's clients call them."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,8 +16,10 @@ from triptych.hub.pipeline import Pipeline
 from triptych.hub.requests import Request
 from triptych.sample.canvas import Canvas
 from triptych.serve import sse
+from triptych.serve.bodies import ParsedRoute
 from triptych.serve.canvases import checked_text, likeliest_ids, segments_in
 from triptych.serve.context import call_of, service_of, unless_disconnected
+from triptych.serve.filling import Filling
 from triptych.serve.forms import form_schema, read_form
 from triptych.serve.job import Done, Step
 from triptych.serve.limits import ServeLimits
@@ -28,7 +30,7 @@ from triptych.serve.streams import merged
 from triptych.serve.usage import usage_of
 from triptych.vocab import Modality
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 _FILES = {"image": True, "mask": False}
 
@@ -38,6 +40,7 @@ async def generations(body: ImageBody, http: HttpRequest) -> Response:
     """Draw what a prompt says. Events: image_generation.partial_image and image_generation.completed."""
     service, call = service_of(http), call_of(http)
     model = service.model(body.model)
+    model.check_kinds(["text", "image"])
 
     def make() -> Request:
         _check_size(body.size, model.pipe)
@@ -53,6 +56,7 @@ async def edits(http: HttpRequest) -> Response:
     service, call = service_of(http), call_of(http)
     body, files = await read_form(http, ImageBody, _FILES, service.limits)
     model = service.model(body.model)
+    model.check_kinds(["text", "image"])
 
     def make() -> Request:
         prompt = checked_text(body.prompt, service.limits)
@@ -95,7 +99,8 @@ class _Answer:
 
     async def respond(self, http: HttpRequest) -> Response:
         if self.body.stream:
-            return sse.stream(self._events())
+            wants_steps = bool(self.body.partial_images)
+            return sse.stream(self._events(self.model.submit(self.call, self.prepared, wants_steps=wants_steps)))
         return JSONResponse(await unless_disconnected(http, self._whole()))
 
     async def _whole(self) -> dict[str, Any]:
@@ -124,14 +129,10 @@ class _Answer:
 
         return await self.model.in_thread(self.call, run)
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _events(self, fillings: Sequence[Filling]) -> AsyncIterator[bytes]:
         num_partial = self.body.partial_images or 0
-        sent = [0] * len(self.prepared.seeds)
-        streams = [
-            self.model.events(self.call, self.prepared, seed, wants_steps=num_partial > 0)
-            for seed in self.prepared.seeds
-        ]
-        async for index, each in merged(streams):
+        sent = [0] * len(fillings)
+        async for index, each in merged(fillings):
             extra: dict[str, Any] = {"index": index, "seed": self.prepared.seeds[index]}
             if isinstance(each, Done):
                 usage = usage_of(self.prepared.request.canvas, [each.canvas]).for_media

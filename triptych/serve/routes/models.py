@@ -44,14 +44,15 @@ async def ready(http: HttpRequest) -> dict[str, str]:
 
 def _model_json(model: ServedModel) -> dict[str, Any]:
     """Besides the keys of OpenAI's API, what a client needs to know of the model."""
-    limits = model.pipe.limits
+    limits, kinds = model.pipe.limits, model.kinds
     return {
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "triptych",
         "triptych": {
-            "directions": list(DIRECTIONS),
+            "modalities": kinds,
+            "directions": [name for name, direction in DIRECTIONS.items() if direction.needs <= set(kinds)],
             "voices": list(limits.voices),
             "words": list(limits.words),
             "examples": list(limits.examples),
@@ -61,8 +62,8 @@ def _model_json(model: ServedModel) -> dict[str, Any]:
             "caption_prompt": limits.caption_prompt,
             "transcript_prompt": limits.transcript_prompt,
             "voice_request": limits.voice_request,
-            "image": layout_of(model.pipe, Modality.IMAGE, model.pipe.bundle.image.tokens_per_image),
-            "audio": layout_of(model.pipe, Modality.AUDIO, 0),
+            "image": layout_of(model.pipe, Modality.IMAGE, 0) if "image" in kinds else None,
+            "audio": layout_of(model.pipe, Modality.AUDIO, 0) if "audio" in kinds else None,
             "samplers": list(SAMPLER_NAMES),
             "top_k": model.limits.top_k,
         },

@@ -1,4 +1,4 @@
-"""The playground: one page at `/` and its files, served by a table of names."""
+"""The playground: one page at `/`, one of the API at `/docs`, and their files, served by a table of names."""
 
 from pathlib import Path
 
@@ -34,6 +34,11 @@ _HEADERS = {
 @router.get("/")
 async def page() -> FileResponse:
     return _answer("index.html")
+
+
+@router.get("/docs")
+async def reference() -> FileResponse:
+    return _answer("docs.html")
 
 
 @router.get("/playground/{name}")
