@@ -23,6 +23,8 @@ from triptych.serve.run import with_host
 from triptych.serve.service import Service
 
 NAME = "triptych"
+SPREAD = ("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
+"""Variable of Ray's nodes. By default a node that all clients connect to keeps all requests for itself."""
 
 
 def serve_on_ray(
@@ -46,6 +48,7 @@ def serve_on_ray(
         received.append(number)
         ends.set()
 
+    os.environ.setdefault(*SPREAD)  # of a cluster that is started here
     # Ray's dashboard can run programs for whoever reaches it.
     ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     try:
