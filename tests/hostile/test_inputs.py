@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import data_fakes
@@ -14,11 +15,15 @@ from triptych.data.sources import BadSample, open_source
 from triptych.data.tokenize import run as run_module
 from triptych.data.tokenize import tokenize
 from triptych.errors import DataError, UserError
+from triptych.eval.geneval.prompts import read_prompts
+from triptych.eval.image.prompts import read_prompt_file
 from triptych.sample.config import SamplingConfig
+from triptych.serve.auth import read_keys
 from triptych.training import checkpoint as ckpt
 from triptych.training.checkpointer import _prepare
 from triptych.training.config import ParallelConfig
 from triptych.utils.arguments import check_path
+from triptych.utils.checksums import sha256
 from triptych.utils.files import open_regular
 from triptych.utils.media import read_audio, read_image
 from triptych.utils.terminal import one_line, printable
@@ -52,6 +57,30 @@ def test_a_pipe_as_image_or_audio_is_refused_at_once(tmp_path: Path) -> None:
 def test_numbers_are_not_files() -> None:
     with pytest.raises(UserError, match="expected a file as its path or its bytes, got int"):
         read_image(1)  # type: ignore[arg-type]  # would close standard output
+
+
+def test_pipes_and_devices_in_the_place_of_any_other_file_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    for path in (tmp_path / "a.jsonl", Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            sha256(path)
+        for read in (read_prompt_file, read_prompts):
+            with pytest.raises(DataError, match=r"cannot be read as .*prompts .*not a regular file"):
+                read(path)
+        with pytest.raises(UserError, match=r"--api-key-file .* cannot be read .*not a regular file"):
+            read_keys([], str(path), {})
+
+
+def test_verify_reads_no_shard_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("one")
+    manifest = tokenize(tmp_path / "in.txt", tmp_path / "data", progress=False)
+    (shard,) = manifest.shards
+    os.mkfifo(tmp_path / "data" / "fifo")
+    outside = "outside its folder"
+    for file, message in (("/dev/zero", outside), ("../in.txt", outside), ("fifo", "fifo: not a regular file")):
+        replace(manifest, shards=[replace(shard, file=file)]).save(tmp_path / "data")
+        (problem,) = TokenDataset(tmp_path / "data").verify()
+        assert message in problem
 
 
 # -- folders without access -------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Damaged saved models: each is refused when it is loaded, and by `triptych verify`."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -309,6 +310,32 @@ def test_the_card_may_be_edited(copy: Path, capsys: pytest.CaptureFixture) -> No
     (copy / "tokenizers" / ".DS_Store").write_text("of a system\n")
     (copy / "sample.png").write_text("of the user\n")
     assert Pipeline.from_pretrained(copy).card is None
+
+
+def test_the_card_may_be_anything(copy: Path) -> None:
+    card = copy / "README.md"
+    card.write_bytes(b"# caf\xe9\n")
+    assert Pipeline.from_pretrained(copy).card == "# caf\ufffd\n"
+    card.unlink()
+    os.mkfifo(card)
+    assert Pipeline.from_pretrained(copy).card is None
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.filterwarnings("ignore::triptych.errors.DamageWarning")
+def test_weights_that_are_a_pipe_are_refused_at_once(has_checksums: bool, copy: Path) -> None:
+    (copy / WEIGHTS).unlink()
+    os.mkfifo(copy / WEIGHTS)
+    forge(copy) if has_checksums else without_checksums(copy)
+    with pytest.raises(CheckpointError, match=r"is missing|not a regular file"):
+        read_model(copy)
+
+
+def test_checksums_without_the_weights_are_refused(copy: Path) -> None:
+    (copy / WEIGHTS).unlink()
+    forge(copy)
+    with pytest.raises(CheckpointError, match=r"is damaged: model\.safetensors is missing"):
+        read_model(copy)
 
 
 def test_settings_change_with_their_checksum(copy: Path) -> None:

@@ -38,6 +38,7 @@ from triptych.hub.weights import read_weights
 from triptych.model.transformer import ModelConfig, Transformer
 from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
 from triptych.utils.arguments import shown
+from triptych.utils.json_files import read_text
 from triptych.utils.legacy import with_current_model_keys
 from triptych.utils.voice_request import check_voices
 
@@ -226,7 +227,7 @@ def _read_parts(folder: Path, config: dict[str, Any]) -> SavedModel:
         bundle,
         Limits.from_json(config["limits"]),
         config["presets"],
-        card.read_text() if card.exists() else None,
+        read_text(card, errors="replace") if card.is_file() else None,
         config.get("license"),
         InputChecks.from_json(config[_INPUT_CHECKS]) if _INPUT_CHECKS in config else None,
         config.get(_SAMPLING, {}),

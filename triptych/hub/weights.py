@@ -1,5 +1,6 @@
 """A model from its weights, after every name, shape and dtype is compared with its configuration."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from triptych.errors import CheckpointError
 from triptych.model.transformer import ModelConfig, Transformer
+from triptych.utils.files import open_regular
 from triptych.vocab import Vocabulary
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # by their names in safetensors
@@ -29,6 +31,7 @@ def read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Tra
     The header is checked first: a configuration of another size allocates nothing.
     """
     try:
+        os.close(open_regular(path))  # opening a pipe would wait for its writer
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
             header = {name: _Entry(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
