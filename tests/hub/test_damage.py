@@ -49,11 +49,13 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 
 def forge(folder: Path, **changes: Any) -> None:
     """Make the checksums those of the files as they are now, as an attacker could."""
+    (folder / "tokenizers" / "checksums.json").unlink(missing_ok=True)
     write_checksums(folder, {**read_raw_config(folder), **changes})
 
 
 def without_checksums(folder: Path) -> None:
     """Make the model one of an earlier version."""
+    (folder / "tokenizers" / "checksums.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     del config["files"], config["checksum"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -142,7 +144,7 @@ def test_every_flipped_bit_is_noticed(copy: Path) -> None:
     """A sample of the bits of every file. In config.json a flip may keep the content, as of a space into another."""
     original = logits_of(copy)
     files = [path for path in copy.rglob("*") if path.is_file() and path.name != "README.md"]
-    assert len(files) == 7
+    assert len(files) == 8
     rng = np.random.default_rng(0)
     for path in files:
         content = path.read_bytes()
@@ -250,6 +252,15 @@ def test_impossible_limits_are_refused(limits: dict[str, Any], copy: Path) -> No
         read_model(copy)
 
 
+@pytest.mark.parametrize("name", [["scenes"], {"a": 1}, 5, "/etc", "../tokenizers", True])
+def test_wrong_names_of_built_in_tokenizers_are_refused(name: Any, copy: Path, tmp_path: Path) -> None:
+    forge(copy, builtin_tokenizers=name)
+    shutil.rmtree(copy / "tokenizers")
+    forge(copy)
+    with pytest.raises(CheckpointError, match="there are no built-in tokenizers"):
+        read_model(copy)
+
+
 def test_a_deep_configuration_is_one_line(copy: Path, capsys: pytest.CaptureFixture) -> None:
     for name in ("config.json", "tokenizers/vocab.json", "tokenizers/text/tokenizer.json", BPE):
         before, config = (copy / name).read_bytes(), (copy / "config.json").read_bytes()
@@ -298,6 +309,14 @@ def test_edits_by_hand_are_accepted_on_request(copy: Path, capsys: pytest.Captur
     with_weights(copy, one_nan)
     assert main(["verify", str(copy), "--update"]) == 4  # a broken model is not accepted
     assert main(["verify", str(copy)]) == 4
+
+
+def test_edited_tokenizers_are_accepted_on_request(copy: Path) -> None:
+    path = copy / "tokenizers" / "text" / "tokenizer.json"
+    path.write_text(path.read_text() + "\n")
+    assert main(["verify", str(copy)]) == 4
+    assert main(["verify", str(copy), "--update"]) == 0
+    assert main(["verify", str(copy)]) == main(["verify", str(copy / "tokenizers")]) == 0
 
 
 def test_the_card_may_be_edited(copy: Path, capsys: pytest.CaptureFixture) -> None:

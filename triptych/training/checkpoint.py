@@ -23,7 +23,6 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from triptych.errors import CheckpointError
-from triptych.hub.weights import is_finite
 from triptych.training.checkpoint_contents import check_headers, not_finite, read_headers
 from triptych.training.distributed import local
 from triptych.training.ranks import Ranks
@@ -31,6 +30,7 @@ from triptych.utils.checksums import sha256
 from triptych.utils.files import with_retries
 from triptych.utils.json_files import read_json
 from triptych.utils.legacy import with_current_keys, with_current_model_keys
+from triptych.utils.tensors import is_finite
 
 PARTIAL = ".partial-"
 """Prefix of the folder of a checkpoint that is being written."""
