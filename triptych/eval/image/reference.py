@@ -34,8 +34,8 @@ import numpy as np
 from PIL import Image
 
 from triptych.data.sources import open_source
-from triptych.data.sources.base import IMAGE_SUFFIXES, MAX_MEDIA_BYTES, BadSample
-from triptych.data.sources.tars import WEBDATASET
+from triptych.data.sources.base import IMAGE_SUFFIXES, BadSample
+from triptych.data.sources.tars import WEBDATASET, members, problem_of, read_member
 from triptych.errors import DataError, UserError
 from triptych.eval.frechet import Gaussian, check_features
 from triptych.eval.image.features import FeatureExtractor, FeatureSpec
@@ -140,23 +140,11 @@ def _image_files(folder: Path) -> Iterator[Path]:
 
 def _tar_images(path: Path) -> Iterator[tuple[str, Content | BadSample]]:
     try:
-        with tarfile.open(path, "r:*") as tar:
-            for member in tar:
-                name = f"{path}:{member.name}"
-                is_hidden = Path(member.name).name.startswith(".")
-                if not member.isreg() or is_hidden or not member.name.lower().endswith(IMAGE_SUFFIXES):
-                    continue
-                if member.size > MAX_MEDIA_BYTES:
-                    yield name, BadSample(name, f"file too large: more than {MAX_MEDIA_BYTES >> 20} MiB")
-                    continue
-                file = tar.extractfile(member)
-                assert file is not None  # it is a plain file
-                yield name, file.read()
-            # tarfile takes a damaged header for the end of the archive; the real end is zeros or nothing.
-            assert tar.fileobj is not None
-            tar.fileobj.seek(tar.offset)
-            if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise tarfile.ReadError(f"no tar header at byte {tar.offset}")
+        for _, stream, member in members(path):
+            if not member.isreg() or not member.name.lower().endswith(IMAGE_SUFFIXES):
+                continue
+            name, problem = f"{path}:{member.name}", problem_of(member, member.size, is_media=True)
+            yield name, BadSample(name, problem) if problem else read_member(stream, member)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         yield str(path), BadSample(str(path), f"rest of the file unreadable: {error}")
 
