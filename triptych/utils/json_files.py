@@ -58,7 +58,7 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
             raise DataError(f"{path}: not a regular file.")
         if status.st_size > max_bytes:
             raise DataError(f"{path}: expected at most {max_bytes:,} bytes, got {status.st_size:,}.")
-        return file.read(max_bytes)
+        return file.read(status.st_size)  # a larger number would be allocated at once
 
 
 def read_text(path: Path, encoding: str = "utf-8", *, errors: str = "strict") -> str:
