@@ -31,8 +31,9 @@ from safetensors.numpy import save as to_safetensors
 
 from triptych.data.types import TokenSample
 from triptych.errors import DataError
+from triptych.utils.arguments import checked
 from triptych.utils.checksums import sha256
-from triptych.utils.files import with_retries, write_atomically
+from triptych.utils.files import files_below, with_retries, write_atomically
 from triptych.utils.json_files import parse_json, read_json
 from triptych.vocab import Modality, Task, Vocabulary
 
@@ -299,6 +300,7 @@ class TokenDataset:
     sample = dataset[0]  # sample.media and sample.text are arrays of token ids
     """
 
+    @checked
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.manifest = Manifest.load(self.folder)
@@ -394,8 +396,9 @@ def find_dataset_folders(folders: Sequence[str]) -> tuple[str, ...]:
         if (Path(folder) / MANIFEST).exists():
             datasets.append(folder)
             continue
-        below = sorted(path.parent for path in Path(folder).rglob(MANIFEST) if _is_manifest(path))
-        for plan in sorted(Path(folder).rglob("plan.json")):
+        files = files_below(Path(folder)) if Path(folder).is_dir() else []
+        below = [path.parent for path in files if path.name == MANIFEST and _is_manifest(path)]
+        for plan in (path for path in files if path.name == "plan.json"):
             if not (plan.parent / MANIFEST).exists() and (plan.parent / "journal.jsonl").exists():
                 raise DataError(
                     f"{plan.parent} is not a finished dataset; run its `triptych tokenize` command again, or delete it."

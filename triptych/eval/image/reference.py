@@ -42,7 +42,7 @@ from triptych.eval.image.features import FeatureExtractor, FeatureSpec
 from triptych.eval.metrics import Judge
 from triptych.eval.records import Progress
 from triptych.tokenizers.pixels import resize_with_white_padding
-from triptych.utils.files import write_atomically
+from triptych.utils.files import files_below, write_atomically
 from triptych.utils.json_files import read_json
 from triptych.utils.locks import AlreadyLocked, hold_lock, lock_file
 from triptych.utils.media import read_image
@@ -82,11 +82,15 @@ def open_images(data: str | Path) -> ImageSet:
     """Images without regard to captions: all in a folder and the folders in it, or those of tars, Parquet, a table."""
     folder = Path(data)
     if folder.is_dir():
-        files = sorted(_image_files(folder))
+        skipped: list[OSError] = []
+        files = [path for path in files_below(folder, skipped.append) if path.name.lower().endswith(IMAGE_SUFFIXES)]
+        bad = [BadSample(str(each.filename), f"no access: {each.strerror}") for each in skipped]
         if files:
             listed = json.dumps([[str(file.relative_to(folder)), *_size_and_time(file)] for file in files])
             fingerprint = hashlib.sha256(listed.encode()).hexdigest()
-            return ImageSet(str(data), fingerprint, lambda: ((str(file), file) for file in files), len(files))
+            items: list[tuple[str, Content | BadSample]] = [(each.key, each) for each in bad]
+            items += ((str(file), file) for file in files)
+            return ImageSet(str(data), fingerprint, lambda: iter(items), len(items))
     try:
         # The fingerprint has the paths.
         source = open_source([full_path(data)], task=Task.IMAGE_TEXT)
@@ -128,14 +132,6 @@ def _size_and_time(file: Path) -> tuple[int, int]:
     except OSError:
         return -1, -1
     return stat.st_size, stat.st_mtime_ns
-
-
-def _image_files(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
-                yield Path(parent, name)
 
 
 def _tar_images(path: Path) -> Iterator[tuple[str, Content | BadSample]]:
