@@ -46,6 +46,10 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+MAX_STEP = 2**53
+"""Beyond any run; exact in every number format that a state is used in."""
+
+
 class CheckpointUnavailable(CheckpointError):
     """A checkpoint that may be valid, but cannot be read now or by this version. It is left where it is."""
 
@@ -123,7 +127,8 @@ def read_state(path: Path) -> dict[str, Any]:
     """The contents of `state.json`, with current configuration keys."""
     try:
         state = _read(path / STATE)
-        if not isinstance(state["step"], int) or not isinstance(state.get("guard", {}), dict):
+        step = state["step"]
+        if type(step) is not int or not 0 <= step <= MAX_STEP or not isinstance(state.get("guard", {}), dict):
             raise TypeError("step or guard")
         for key, rename in (("config", with_current_keys), ("shape", with_current_model_keys)):
             if key in state:
