@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import measure as shared
 import torch
 from measure import markdown_table, progress, time_interleaved
 
@@ -21,7 +22,6 @@ CONDITIONS = ("quiet", "busy")
 Samplers = Mapping[str, Callable[[], object]]
 """Calls that give the same tokens; the first is ours."""
 
-_BEGIN, _END = "<!-- busy: begin -->", "<!-- busy: end -->"
 # It ends with the benchmark, even if that is killed.
 _COMPETITOR = """
 import os, sys
@@ -95,20 +95,6 @@ def summary(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def section(measured: Sequence[Mapping[str, Any]]) -> str:
-    """The text between the markers of the documentation."""
-    return markdown_table(summary(measured)) if measured else "Not measured yet.\n"
-
-
 def write_section(path: Path, measured: Sequence[Mapping[str, Any]]) -> None:
-    """Replace the section of a page."""
-    before, after = read_around(path)
-    path.write_text(f"{before}{_BEGIN}\n{section(measured)}{_END}{after}")
-
-
-def read_around(path: Path) -> tuple[str, str]:
-    """The page before and after the section."""
-    text = path.read_text()
-    assert text.count(_BEGIN) == text.count(_END) == 1, f"{path} has no section between {_BEGIN} and {_END}"
-    before, rest = text.split(_BEGIN)
-    return before, rest.split(_END)[1]
+    """Replace the table of a page."""
+    shared.write_section(path, "busy", markdown_table(summary(measured)) if measured else "")

@@ -171,6 +171,21 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def write_section(path: Path, name: str, text: str) -> None:
+    """Replace the part of a page between the markers of a name."""
+    before, after = read_around(path, name)
+    text = text or "Not measured yet.\n"
+    path.write_text(f"{before}<!-- {name}: begin -->\n{text}<!-- {name}: end -->{after}")
+
+
+def read_around(path: Path, name: str) -> tuple[str, str]:
+    """The page before and after that part."""
+    text, begin, end = path.read_text(), f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    assert text.count(begin) == text.count(end) == 1, f"{path} has no section between {begin} and {end}"
+    before, rest = text.split(begin)
+    return before, rest.split(end)[1]
+
+
 def save_results(args: argparse.Namespace, **tables: Any) -> None:
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -132,9 +132,13 @@ def test_every_decision_is_listed_with_its_title():
 
 
 def test_every_fault_names_tests_that_exist():
-    rows = re.findall(r"^\| (\d+) \|.*\| (`.*`) \|$", (ROOT / "docs" / "faults.md").read_text(), flags=re.MULTILINE)
+    page = (ROOT / "docs" / "faults.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|.*\| (`.*`) \|$", page, flags=re.MULTILINE)
     assert [int(number) for number, _ in rows] == [*range(1, 29), *range(46, 51)]  # those between: docs/serving.md
-    for number, tests in rows:
+    hardened = re.findall(r"^\| (H\d+) \|.*\| (`.*`) \|$", page, flags=re.MULTILINE)
+    assert [number for number, _ in hardened] == [f"H{number}" for number in range(1, len(hardened) + 1)]
+    assert len(hardened) > 20
+    for number, tests in rows + hardened:
         for file, name in re.findall(r"`(\w+\.py)::(\w+)`", tests):
             (path,) = (ROOT / "tests").rglob(file)
             assert f"def {name}(" in path.read_text(), f"{number}: {file}::{name}"

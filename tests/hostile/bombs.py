@@ -5,6 +5,7 @@ Texts repeat one letter or one word, so that megabytes of bomb take milliseconds
 
 import gzip
 import json
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -212,6 +213,14 @@ def png_claims_much(path: Path) -> None:
     (path / "1.txt").write_text("a pixel")
 
 
+def webp_sparse(path: Path) -> None:
+    """An image whose file has 1.5 GB, of which the disk holds some bytes."""
+    size = 1_500_000_000
+    start = b"RIFF" + (size - 8).to_bytes(4, "little") + b"WEBPVP8L" + (20).to_bytes(4, "little") + b"\x2f" + bytes(19)
+    path.write_bytes(start)
+    os.truncate(path, size)
+
+
 BOMBS: dict[str, Callable[[Path], None]] = {
     "large-strings.parquet": parquet_large_strings,
     "allowed-strings.parquet": parquet_allowed_strings,
@@ -230,6 +239,7 @@ BOMBS: dict[str, Callable[[Path], None]] = {
     "zeros.txt.zst": zst_of_zeros,
     "allowed-images": png_allowed,
     "claiming-images": png_claims_much,
+    "sparse.webp": webp_sparse,
 }
 """By the name of the file or folder that a function writes."""
 
@@ -244,6 +254,26 @@ def read_all(path: Path) -> None:
     for item in open_source([str(path)], task=task):
         counts[item.category if isinstance(item, BadSample) else item.text[:4]] += 1
     print(json.dumps(counts))
+
+
+def read_reference(path: Path) -> None:
+    """Print how often each category of bad image occurs in reference images, or `image` for one that can be read."""
+    from triptych.data.sources import BadSample
+    from triptych.eval.image.reference import _tar_images
+
+    counts = Counter(each.category if isinstance(each, BadSample) else "image" for _, each in _tar_images(path))
+    print(json.dumps(counts))
+
+
+def read_one_image(path: Path) -> None:
+    """Print why an image is refused."""
+    from triptych.errors import DataError
+    from triptych.utils.media import read_image
+
+    try:
+        read_image(path)
+    except DataError as error:
+        print(str(error).removeprefix(str(path)))
 
 
 def take_memory(size: int) -> None:

@@ -57,6 +57,30 @@ def test_large_images_are_decoded_one_at_a_time(name: str, images: int, tmp_path
     assert outcome.peak < 2_400_000_000
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, {"rest of the file unreadable": 1}) for name in ("long-name.tar.gz", "pax.tar.gz", "chain.tar.gz")),
+        ("global-headers.tar.gz", {"rest of the file unreadable": 1}),
+        ("many-members.tar.gz", {"image": 6}),
+    ],
+)
+def test_reference_images_of_tars_take_bounded_memory(name: str, expected: dict[str, int], tmp_path: Path) -> None:
+    bombs.BOMBS[name](tmp_path / name)
+    outcome = limited.call(bombs.read_reference, tmp_path / name)
+    assert outcome.fault == "", outcome.err[-1000:]
+    found = json.loads(outcome.out)
+    assert {key: found[key] for key in expected} == expected
+    assert outcome.peak < MOST
+
+
+def test_an_image_file_is_bounded_before_it_is_decoded(tmp_path: Path) -> None:
+    bombs.BOMBS["sparse.webp"](tmp_path / "sparse.webp")
+    outcome = limited.call(bombs.read_one_image, tmp_path / "sparse.webp")
+    assert outcome.out == " has 1430 MiB; expected at most 256 MiB.\n", outcome.err[-1000:]
+    assert outcome.peak < MOST
+
+
 def test_the_limit_is_a_limit() -> None:
     """The harness itself: a process that takes more than it may is stopped, and its peak is measured."""
     assert limited.call(bombs.take_memory, 500_000_000).peak > 500_000_000

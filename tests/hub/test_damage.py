@@ -1,6 +1,7 @@
 """Damaged saved models: each is refused when it is loaded, and by `triptych verify`."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -48,11 +49,13 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 
 def forge(folder: Path, **changes: Any) -> None:
     """Make the checksums those of the files as they are now, as an attacker could."""
+    (folder / "tokenizers" / "checksums.json").unlink(missing_ok=True)
     write_checksums(folder, {**read_raw_config(folder), **changes})
 
 
 def without_checksums(folder: Path) -> None:
     """Make the model one of an earlier version."""
+    (folder / "tokenizers" / "checksums.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     del config["files"], config["checksum"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -141,7 +144,7 @@ def test_every_flipped_bit_is_noticed(copy: Path) -> None:
     """A sample of the bits of every file. In config.json a flip may keep the content, as of a space into another."""
     original = logits_of(copy)
     files = [path for path in copy.rglob("*") if path.is_file() and path.name != "README.md"]
-    assert len(files) == 7
+    assert len(files) == 8
     rng = np.random.default_rng(0)
     for path in files:
         content = path.read_bytes()
@@ -249,6 +252,15 @@ def test_impossible_limits_are_refused(limits: dict[str, Any], copy: Path) -> No
         read_model(copy)
 
 
+@pytest.mark.parametrize("name", [["scenes"], {"a": 1}, 5, "/etc", "../tokenizers", True])
+def test_wrong_names_of_built_in_tokenizers_are_refused(name: Any, copy: Path, tmp_path: Path) -> None:
+    forge(copy, builtin_tokenizers=name)
+    shutil.rmtree(copy / "tokenizers")
+    forge(copy)
+    with pytest.raises(CheckpointError, match="there are no built-in tokenizers"):
+        read_model(copy)
+
+
 def test_a_deep_configuration_is_one_line(copy: Path, capsys: pytest.CaptureFixture) -> None:
     for name in ("config.json", "tokenizers/vocab.json", "tokenizers/text/tokenizer.json", BPE):
         before, config = (copy / name).read_bytes(), (copy / "config.json").read_bytes()
@@ -299,6 +311,14 @@ def test_edits_by_hand_are_accepted_on_request(copy: Path, capsys: pytest.Captur
     assert main(["verify", str(copy)]) == 4
 
 
+def test_edited_tokenizers_are_accepted_on_request(copy: Path) -> None:
+    path = copy / "tokenizers" / "text" / "tokenizer.json"
+    path.write_text(path.read_text() + "\n")
+    assert main(["verify", str(copy)]) == 4
+    assert main(["verify", str(copy), "--update"]) == 0
+    assert main(["verify", str(copy)]) == main(["verify", str(copy / "tokenizers")]) == 0
+
+
 def test_the_card_may_be_edited(copy: Path, capsys: pytest.CaptureFixture) -> None:
     (copy / "README.md").write_text("# a better card\n")
     assert Pipeline.from_pretrained(copy).card == "# a better card\n"
@@ -309,6 +329,32 @@ def test_the_card_may_be_edited(copy: Path, capsys: pytest.CaptureFixture) -> No
     (copy / "tokenizers" / ".DS_Store").write_text("of a system\n")
     (copy / "sample.png").write_text("of the user\n")
     assert Pipeline.from_pretrained(copy).card is None
+
+
+def test_the_card_may_be_anything(copy: Path) -> None:
+    card = copy / "README.md"
+    card.write_bytes(b"# caf\xe9\n")
+    assert Pipeline.from_pretrained(copy).card == "# caf\ufffd\n"
+    card.unlink()
+    os.mkfifo(card)
+    assert Pipeline.from_pretrained(copy).card is None
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.filterwarnings("ignore::triptych.errors.DamageWarning")
+def test_weights_that_are_a_pipe_are_refused_at_once(has_checksums: bool, copy: Path) -> None:
+    (copy / WEIGHTS).unlink()
+    os.mkfifo(copy / WEIGHTS)
+    forge(copy) if has_checksums else without_checksums(copy)
+    with pytest.raises(CheckpointError, match=r"is missing|not a regular file"):
+        read_model(copy)
+
+
+def test_checksums_without_the_weights_are_refused(copy: Path) -> None:
+    (copy / WEIGHTS).unlink()
+    forge(copy)
+    with pytest.raises(CheckpointError, match=r"is damaged: model\.safetensors is missing"):
+        read_model(copy)
 
 
 def test_settings_change_with_their_checksum(copy: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 from types import ModuleType
 
 import numpy as np
@@ -337,3 +338,35 @@ def test_incomplete_folders_are_refused(higgs, tmp_path):
         load_audio_tokenizer(tmp_path)
     with pytest.raises(CheckpointError, match="HiggsAudioV2TokenizerModel cannot be loaded from"):
         HiggsAudio.from_pretrained(tmp_path / "nothing" / "here")
+
+
+def test_hostile_codecs_are_refused_at_once(tmp_path):
+    from safetensors.torch import load_file, save_file
+    from transformers import DacConfig, DacModel
+
+    shape = {"encoder_hidden_size": 8, "decoder_hidden_size": 8, "downsampling_ratios": [2, 2], "n_codebooks": 2}
+    config = DacConfig(**shape, upsampling_ratios=[2, 2], codebook_size=16, codebook_dim=4, sampling_rate=8000)
+    codec = Codec(Dac(DacModel(config)), codebooks=2)
+    codec.save(tmp_path)
+    assert load_audio_tokenizer(tmp_path).fingerprint == codec.fingerprint
+    good = json.loads((tmp_path / "config.json").read_text())
+    hostile = [{"n_codebooks": 10**9}, {"codebook_size": 10**12}, {"encoder_hidden_size": 10**9}]
+    hostile += [{"downsampling_ratios": [2] * 10**5}, {"sampling_rate": 10**30}, {"downsampling_ratios": [0, 2]}]
+    for changes in hostile:
+        (tmp_path / "config.json").write_text(json.dumps({**good, **changes}))
+        started = time.monotonic()
+        with pytest.raises(CheckpointError) as caught:
+            load_audio_tokenizer(tmp_path)
+        assert "\n" not in str(caught.value)
+        assert time.monotonic() - started < 20, changes
+    (tmp_path / "config.json").write_text(json.dumps(good))
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**spec, "max_seconds": math.nan}))
+    with pytest.raises(CheckpointError, match="does not describe a codec"):
+        load_audio_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights[min(weights)].view(-1)[0] = math.nan
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="numbers that are not finite"):
+        load_audio_tokenizer(tmp_path)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,32 @@ def test_a_signal_at_the_start_has_its_exit_code(number: signal.Signals) -> None
     output = process.communicate(timeout=60)
     assert process.returncode == (130 if number == signal.SIGINT else 75), output
     assert output[1] == "triptych: stopped.\n"
+
+
+def handles_signals(process: "subprocess.Popen[str]") -> bool:
+    """Whether the process has handlers of its own: Python's is for SIGINT only."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_while_modules_are_imported_has_its_exit_code(number: signal.Signals) -> None:
+    for milliseconds in (0, 5, 20, 50, 100, 150):
+        process = start([sys.executable, "-m", "triptych", "info", "scenes"])
+        wait_for(lambda: handles_signals(process), process)  # noqa: B023 (called at once)
+        time.sleep(milliseconds / 1000)
+        process.send_signal(number)
+        output = process.communicate(timeout=60)
+        assert process.returncode == (130 if number == signal.SIGINT else 75), (milliseconds, output)
+        assert output[1] in ("", "triptych: stopped.\n")
+
+
+def test_signals_are_handled_before_anything_is_imported_that_takes_long() -> None:
+    code = "import sys, triptych.__main__; sys.exit(bool({'triptych.cli.main', 'argparse', 'numpy'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"triptych": "triptych.__main__:main"}
 
 
 @pytest.mark.parametrize("second", STOP_SIGNALS)

@@ -28,6 +28,13 @@ def whole_number(least: int, most: int = _LARGEST) -> Callable[[str], int]:
     return parse
 
 
+MOST_PROCESSES = 1024
+processes = whole_number(1, MOST_PROCESSES)
+"""A number of processes on one machine."""
+grid_size = whole_number(1, 1000)
+"""A number of budgets or of models, for each of which there is a run."""
+
+
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
 

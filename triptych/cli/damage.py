@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from triptych.errors import DamageWarning
+from triptych.utils.terminal import say
 
 
 @contextmanager
@@ -15,7 +16,7 @@ def printed_damage() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
         if issubclass(category, DamageWarning):
-            print(f"triptych: warning: {message}", file=sys.stderr, flush=True)
+            say(f"triptych: warning: {message}", sys.stderr)
         else:
             show_others(message, category, *rest, **options)
 

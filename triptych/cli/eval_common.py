@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.cli.args import positive_int
+from triptych.cli.args import processes
 from triptych.cli.command import add_device, add_json, one_of, write_json
 from triptych.errors import UserError
 
@@ -24,7 +24,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Options that all suites have."""
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=OUT_HELP)
     parser.add_argument(
-        "--nproc", type=positive_int, default=1, metavar="N", help="processes, each with its own model (default: 1)"
+        "--nproc", type=processes, default=1, metavar="N", help="processes, each with its own model (default: 1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     add_device(parser)

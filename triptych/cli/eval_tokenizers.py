@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from triptych.cli.args import positive_float, positive_int, positive_ints
+from triptych.cli.args import positive_float, positive_int, positive_ints, processes
 from triptych.cli.command import DATA, Command, add_json, one_of, write_json
 from triptych.cli.eval_common import STOPPED, add_split, given, progress
 from triptych.errors import UserError
@@ -53,7 +53,7 @@ examples:
     group.add_argument("--no-dnsmos", dest="dnsmos", action="store_false", default=None, help="without DNSMOS")
     group = parser.add_argument_group("running, with --data")
     group.add_argument("--out", type=Path, metavar="FOLDER", help="of the results: FOLDER/tokenizers-NAME (out/eval)")
-    group.add_argument("--nproc", type=positive_int, default=1, metavar="N", help="processes (default: 1)")
+    group.add_argument("--nproc", type=processes, default=1, metavar="N", help="processes (default: 1)")
     group.add_argument("--seed", type=int, default=0, help="of the choice (default: 0)")
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")
     group = parser.add_argument_group("toy dataset, without --data")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triptych.cli.args import float_range, positive_float, positive_int
+from triptych.cli.args import float_range, grid_size, positive_float
 from triptych.cli.command import PLAN, Command, add_json, write_json
 from triptych.cli.plan_budget import recipe_and_changes
 from triptych.cli.run_settings import family_settings, family_text
@@ -43,10 +43,10 @@ examples:
         "--high", type=positive_float, default=1e22, metavar="FLOPS", help="largest budget (default: 1e22)"
     )
     parser.add_argument(
-        "--budgets", type=positive_int, default=24, metavar="K", help="number of budgets, with both ends (default: 24)"
+        "--budgets", type=grid_size, default=24, metavar="K", help="number of budgets, with both ends (default: 24)"
     )
     parser.add_argument(
-        "--sizes", type=positive_int, default=11, metavar="K", help="largest number of models per budget (default: 11)"
+        "--sizes", type=grid_size, default=11, metavar="K", help="largest number of models per budget (default: 11)"
     )
     parser.add_argument("--tokens-per-parameter", type=float_range, metavar="LOW,HIGH", help="default: 1,2000")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the grid to this folder")

@@ -7,6 +7,7 @@ from typing import Any
 from triptych.cli.command import USE, Command, add_json, write_json
 from triptych.errors import UserError
 from triptych.hub.directions import DIRECTIONS
+from triptych.utils.terminal import say
 
 
 def _describe_info(parser: argparse.ArgumentParser) -> None:
@@ -68,11 +69,13 @@ def list_voices(model: str) -> None:
 
 
 def _print_words(pipe: Any) -> None:
-    print("\n".join(pipe.words) or "any text: this model has no word list")
+    for word in pipe.words or ["any text: this model has no word list"]:
+        say(word)
 
 
 def _print_voices(pipe: Any) -> None:
-    print("\n".join(pipe.voices) or "no choice: this model has no voices by name")
+    for voice in pipe.voices or ["no choice: this model has no voices by name"]:
+        say(voice)
 
 
 def _facts(name: str, pipe: Any) -> dict[str, Any]:
@@ -126,11 +129,11 @@ def _audio_seconds(pipe: Any) -> float:
 
 def _print(facts: dict[str, Any]) -> None:
     def row(name: str, text: str) -> None:
-        print(f"  {name:14} {text}")
+        say(f"  {name:14} {text}")
 
     sizes = facts["vocabulary"]
     chosen = {True: "the model chooses the length", False: "you choose the length"}
-    print(f"{facts['model']}: one masked-diffusion model for text, images and audio")
+    say(f"{facts['model']}: one masked-diffusion model for text, images and audio")
     row(
         "parameters",
         f"{facts['parameters'] / 1e6:,.1f}M, {facts['non_embedding_parameters'] / 1e6:,.1f}M without embeddings; "
@@ -189,7 +192,7 @@ def _run_models(args: argparse.Namespace) -> None:
         return
     width = max(len(row["model"]) for row in rows) + 2
     for row in rows:
-        print(f"{row['model']:{width}}{row['kind']}")
+        say(f"{row['model']:{width}}{row['kind']}")
 
 
 COMMANDS = {

@@ -174,12 +174,13 @@ def _run(command: Command, args: argparse.Namespace) -> None:
     sys.stdout.flush()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of this process; returns the exit code."""
+def main(argv: Sequence[str] | None = None, stops: StopHandlers | None = None) -> int:
+    """Run a command line, by default that of this process, with its handlers if it has some; returns the exit code."""
     is_process = argv is None
-    stops = StopHandlers(until_exit=is_process)
+    stops = stops or StopHandlers(until_exit=is_process)
     code = 1
     try:
+        stops.begin()
         if is_process:
             follow_parent()
         code = _main(list(sys.argv[1:] if argv is None else argv), stops)

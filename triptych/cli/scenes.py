@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triptych.cli.args import positive_int
+from triptych.cli.args import MOST_PROCESSES, positive_int, processes, whole_number
 from triptych.cli.command import DATA, Command, num_cpus, one_of
 from triptych.errors import UserError, did_you_mean
 
@@ -64,7 +64,7 @@ After a stop, the same command resumes."""
     )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument(
-        "--workers", type=positive_int, default=min(8, num_cpus()), metavar="N", help="processes (default: %(default)s)"
+        "--workers", type=processes, default=min(8, num_cpus()), metavar="N", help="processes (default: %(default)s)"
     )
 
 
@@ -124,20 +124,21 @@ After a stop, the same command resumes."""
             f"--{name}", type=positive_int, default=default, metavar="N", help=f"{what} (default: {default})"
         )
     parser.add_argument(
-        "--workers", type=int, default=min(8, num_cpus()), metavar="N", help="processes (default: %(default)s)"
+        "--workers",
+        type=whole_number(0, MOST_PROCESSES),
+        default=min(8, num_cpus()),
+        metavar="N",
+        help="processes (default: %(default)s)",
     )
 
 
 def _run_make(args: argparse.Namespace) -> None:
-    from triptych.vocab import Task
-
-    if args.workers < 0:
-        raise UserError(f"--workers must not be negative, got {args.workers}.")
     from rich.console import Console
 
     from triptych.data.tokenize import Progress
     from triptych.scenes.make import make_scenes
     from triptych.scenes.world import WORLDS
+    from triptych.vocab import Task
 
     console = Console(stderr=True)
     make_scenes(

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from triptych.cli.args import positive_float, positive_int
+from triptych.cli.args import positive_float, positive_int, processes
 from triptych.cli.command import USE, Command, add_device
 from triptych.errors import UserError, require
 
@@ -36,7 +36,7 @@ examples:
     add_device(parser)
     parser.add_argument(
         "--replicas",
-        type=positive_int,
+        type=processes,
         default=1,
         metavar="N",
         help="processes that compute, each with a core or GPU of its own (default: 1, within the server's)",

@@ -15,12 +15,14 @@ class Terminated(BaseException):
 
 
 class StopHandlers:
-    """Handlers for the time of a command; `restore` ends it. With `until_exit`, they stay until the process has ended.
+    """Handlers from now on; a signal ends the process at once until `begin`, and then raises an exception.
 
+    `restore` ends them. With `until_exit`, they stay until the process has ended.
     A training run handles its signals itself meanwhile, because it saves first (`StopSignals`).
     """
 
     def __init__(self, *, until_exit: bool = False) -> None:
+        self._has_begun = False
         self._first: int | None = None
         self._time = 0.0
         self._exit_code: int | None = None
@@ -31,6 +33,10 @@ class StopHandlers:
             # After what the command registers. Then Python sets its handlers to the default, which would kill, but
             # leaves ignored signals ignored, while libraries still clean up.
             atexit.register(self._ignore)
+
+    def begin(self) -> None:
+        """A command begins, which may have something to clean up."""
+        self._has_begun = True
 
     @property
     def exit_code(self) -> int:
@@ -52,6 +58,8 @@ class StopHandlers:
     def _handle(self, number: int, _: Any) -> None:
         if self._exit_code is not None:
             os._exit(self._exit_code)
+        if not self._has_begun:
+            os._exit(exit_code_after(number))
         if self._first is None:
             self._first, self._time = number, time.monotonic()
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated

@@ -59,6 +59,12 @@ def study_of(name: str) -> Any:
     return import_module(f"triptych.studies.{STUDIES[name][0]}").STUDY
 
 
+class _Unfinished(UserError):
+    """All that this process could do is done, but not the study."""
+
+    exit_code = 1
+
+
 def _describe(name: str, parser: argparse.ArgumentParser) -> None:
     _, question, minutes = STUDIES[name]
     parser.description = f"""\
@@ -66,7 +72,8 @@ def _describe(name: str, parser: argparse.ArgumentParser) -> None:
 
 Runs many small models and appends one record per run to FOLDER/records.jsonl. The figure, FOLDER/figure.png, and the
 findings are made from the records alone. Recorded runs are not repeated, so the same command resumes an interrupted
-study. Several processes with the same --out share the runs, also on other machines that share the folder.
+study. Several processes with the same --out share the runs, also on other machines that share the folder; the last one
+to end prints the findings, and the others end with exit code 1.
 
 With the default options it takes about {minutes} minutes of one CPU core: measured if studies/ has the study, otherwise
 estimated. Before it starts, it times a few steps and prints how many runs there are to do, and about how long they take
@@ -135,12 +142,11 @@ def _run(name: str, args: argparse.Namespace) -> None:
     minutes = sum(record.get("seconds", 0) for record in records) / 60
     print(f"{len(records)} records in {args.out}, {minutes:,.1f} minutes of one process")
     if not is_finished:
-        others = TrialRecords(args.out).workers
-        print(
-            f"the rest is claimed by {'; '.join(others) or 'other processes'}: the last one to end prints the findings"
+        others = "; ".join(TrialRecords(args.out).workers) or "other processes"
+        raise _Unfinished(
+            f"the study is not finished: the other runs are claimed by {others}, and the last process to end prints "
+            "the findings. If none is running any more, run the same command again in a minute."
         )
-        print("if no other process is running any more, run the same command again in a minute")
-        return
     for line in [*study.findings(records), *study.answers(args, records)]:
         print(f"  {line}")
     study.draw(records, args.out / "figure.png")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from triptych.cli.args import positive_int
+from triptych.cli.args import processes
 from triptych.cli.command import PLAN, Command
 from triptych.errors import UserError
 
@@ -21,7 +21,7 @@ examples:
   triptych fit runs/grid/records.jsonl --skip-diverged"""
     parser.add_argument("grid", metavar="FOLDER", type=Path, help="folder that `triptych plan grid --out` wrote")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--nproc", metavar="N", type=positive_int, help="train each run in N processes on this machine")
+    parser.add_argument("--nproc", metavar="N", type=processes, help="train each run in N processes on this machine")
 
 
 def _run(args: argparse.Namespace) -> None:

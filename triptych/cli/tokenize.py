@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from triptych.cli.args import MOST_PROCESSES, whole_number
 from triptych.cli.command import DATA, Command, num_cpus, one_of
 
 _DESCRIPTION = """\
@@ -77,7 +78,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("work")
     work.add_argument(
         "--workers",
-        type=int,
+        type=whole_number(0, MOST_PROCESSES),
         default=min(8, num_cpus()),
         metavar="N",
         help="processes; 0 works in this one (default: %(default)s)",

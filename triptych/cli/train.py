@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triptych.cli.args import positive_float, positive_int
+from triptych.cli.args import positive_float, positive_int, processes, whole_number
 from triptych.cli.command import TRAIN, Command, add_device
 from triptych.errors import UserError
 
@@ -55,8 +55,8 @@ SIGTERM, SIGUSR1 or SIGHUP after saving (run the same command again), 130 stoppe
     parser.add_argument("--force", action="store_true", help="resume although the configuration or the data changed")
     add_device(parser)
     group = parser.add_argument_group("several processes")
-    group.add_argument("--nproc", metavar="N", type=positive_int, help="processes on this machine")
-    group.add_argument("--nnodes", metavar="N", type=positive_int, default=1, help="machines (default: 1)")
+    group.add_argument("--nproc", metavar="N", type=processes, help="processes on this machine")
+    group.add_argument("--nnodes", metavar="N", type=whole_number(1, 65_536), default=1, help="machines (default: 1)")
     group.add_argument(
         "--rdzv-endpoint",
         metavar="HOST:PORT",

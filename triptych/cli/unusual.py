@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from triptych.errors import UnusualInputWarning
+from triptych.utils.terminal import say
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def printed_warnings() -> Iterator[dict[str, Any]]:
             show_others(message, category, *rest, **options)
         elif str(message) not in printed:
             printed[str(message)] = {"message": str(message), **message.check.as_json}
-            print(f"triptych: warning: {message}", file=sys.stderr, flush=True)
+            say(f"triptych: warning: {message}", sys.stderr)
 
     with warnings.catch_warnings():
         show_others = warnings.showwarning

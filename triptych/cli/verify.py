@@ -5,6 +5,7 @@ from pathlib import Path
 
 from triptych.cli.command import DATA, Command
 from triptych.errors import CheckpointError, UserError
+from triptych.utils.terminal import say
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def _run(args: argparse.Namespace) -> None:
         except UserError as error:  # the other folders are checked all the same
             damaged.append(error)
     if damaged:
-        raise type(damaged[0])("\n".join(map(str, damaged)))
+        raise type(damaged[0])("\n  ".join(map(str, damaged)))
 
 
 def _verify(name: str, folder: Path) -> None:
@@ -57,13 +58,11 @@ def _verify(name: str, folder: Path) -> None:
         from triptych.tokenizers.bundle import TokenizerBundle
 
         TokenizerBundle.load(folder).verify()
-        print(f"{name}: tokenizers, intact")
+        say(f"{name}: tokenizers, intact")
     else:
-        from rich.console import Console
-
         from triptych.data.show import find_datasets, verify
 
-        verify(find_datasets([folder]), Console())
+        verify(find_datasets([folder]))
 
 
 def _is_model(folder: Path) -> bool:
@@ -81,9 +80,9 @@ def _verify_model(name: str, folder: Path) -> None:
 
     notes = verify_model(folder)
     if has_checksums(read_config(folder)):
-        print("; ".join([f"{name}: a saved model, intact", *notes]))
+        say("; ".join([f"{name}: a saved model, intact", *notes]))
     else:
-        print(
+        say(
             f"{name}: a saved model without checksums, as earlier versions wrote it. Its parts fit together, but other "
             "damage cannot be noticed; --update adds checksums."
         )
@@ -100,7 +99,7 @@ def _update(name: str, folder: Path) -> None:
         write_bundle_checksums(folder)
     else:
         raise UserError(f"{name} is no saved model and holds no tokenizers; --update is for these.")
-    print(f"{name}: checksums written")
+    say(f"{name}: checksums written")
 
 
 def _verify_checkpoints(folder: Path) -> None:
@@ -113,14 +112,14 @@ def _verify_checkpoints(folder: Path) -> None:
     for path in checkpoints:
         try:
             verify(path)
-            print(f"{path}: intact", flush=True)
+            say(f"{path}: intact")
         except CheckpointError as error:
             problems.append(str(error))
-            print(f"{path}: damaged", flush=True)
+            say(f"{path}: damaged")
     if problems:
         raise CheckpointError(
             "\n  ".join(["damaged checkpoints:", *problems])
-            + "\nTraining sets them aside and resumes from the newest intact one."
+            + "\n  Training sets them aside and resumes from the newest intact one."
         )
 
 

@@ -31,7 +31,9 @@ from safetensors.numpy import save as to_safetensors
 
 from triptych.data.types import TokenSample
 from triptych.errors import DataError
-from triptych.utils.files import with_retries, write_atomically
+from triptych.utils.arguments import checked
+from triptych.utils.checksums import sha256
+from triptych.utils.files import files_below, with_retries, write_atomically
 from triptych.utils.json_files import parse_json, read_json
 from triptych.vocab import Modality, Task, Vocabulary
 
@@ -298,6 +300,7 @@ class TokenDataset:
     sample = dataset[0]  # sample.media and sample.text are arrays of token ids
     """
 
+    @checked
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.manifest = Manifest.load(self.folder)
@@ -320,12 +323,7 @@ class TokenDataset:
         return _OPEN_SHARDS.get(self._owner, number, lambda: self._open(number))
 
     def _open(self, number: int) -> Shard:
-        info = self.manifest.shards[number]
-        path = self.folder / info.file
-        if path.parent != self.folder:
-            raise DataError(f"{self.folder / MANIFEST} names a shard outside its folder: {info.file!r}.")
-        if path.is_symlink():
-            raise DataError(f"{path} is a link. A shard is a file of its dataset: copy it here, or link the folder.")
+        info, path = self.manifest.shards[number], self._path_of(number)
         shard = with_retries(lambda: Shard(path, self.task, self.vocabulary), UnreadableError)
         if len(shard) != info.samples or shard.num_tokens != info.tokens:
             raise DataError(
@@ -339,6 +337,16 @@ class TokenDataset:
                 f"{self.manifest.longest_prompted}."
             )
         return shard
+
+    def _path_of(self, number: int) -> Path:
+        """The file of a shard, which is one of the folder itself."""
+        name = self.manifest.shards[number].file
+        path = self.folder / name
+        if path.parent != self.folder:
+            raise DataError(f"{self.folder / MANIFEST} names a shard outside its folder: {name!r}.")
+        if path.is_symlink():
+            raise DataError(f"{path} is a link. A shard is a file of its dataset: copy it here, or link the folder.")
+        return path
 
     def __getitem__(self, index: int) -> TokenSample:
         if not 0 <= index < len(self):
@@ -356,16 +364,15 @@ class TokenDataset:
         """Read every file; returns one line for each that does not match the manifest."""
         problems = []
         for number, info in enumerate(self.manifest.shards):
-            path = self.folder / info.file
             try:
-                with open(path, "rb") as file:
-                    actual = hashlib.file_digest(file, "sha256").hexdigest()
+                path = self._path_of(number)
+                actual = sha256(path)
                 if actual != info.sha256:
                     problems.append(f"{path}: SHA-256 is {actual[:12]}..., the manifest says {info.sha256[:12]}...")
                 else:
                     self.shard(number).check_all_ids()
             except OSError as error:
-                problems.append(f"{path}: {error.strerror}")
+                problems.append(f"{error.filename or info.file}: {error.strerror}")
             except DataError as error:
                 problems.append(str(error))
         return problems
@@ -389,8 +396,9 @@ def find_dataset_folders(folders: Sequence[str]) -> tuple[str, ...]:
         if (Path(folder) / MANIFEST).exists():
             datasets.append(folder)
             continue
-        below = sorted(path.parent for path in Path(folder).rglob(MANIFEST) if _is_manifest(path))
-        for plan in sorted(Path(folder).rglob("plan.json")):
+        files = files_below(Path(folder)) if Path(folder).is_dir() else []
+        below = [path.parent for path in files if path.name == MANIFEST and _is_manifest(path)]
+        for plan in (path for path in files if path.name == "plan.json"):
             if not (plan.parent / MANIFEST).exists() and (plan.parent / "journal.jsonl").exists():
                 raise DataError(
                     f"{plan.parent} is not a finished dataset; run its `triptych tokenize` command again, or delete it."

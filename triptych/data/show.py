@@ -12,7 +12,8 @@ from rich.text import Text
 from triptych.data.shards import MANIFEST, TokenDataset
 from triptych.errors import DataError, UserError
 from triptych.tokenizers.bundle import TokenizerBundle
-from triptych.utils.terminal import printable
+from triptych.utils.files import files_below
+from triptych.utils.terminal import printable, say
 from triptych.vocab import Modality, Task
 
 _BAR_WIDTH = 30
@@ -25,7 +26,9 @@ def find_datasets(folders: Sequence[str | Path]) -> list[TokenDataset]:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise DataError(f"no such folder: {folder}")
-        manifests = [folder / MANIFEST] if (folder / MANIFEST).exists() else sorted(folder.rglob(MANIFEST))
+        manifests = [folder / MANIFEST]
+        if not manifests[0].exists():
+            manifests = [path for path in files_below(folder) if path.name == MANIFEST]
         if not manifests:
             raise DataError(
                 f"{folder} holds no finished dataset: {MANIFEST} is missing. Make one with `triptych tokenize`, "
@@ -190,7 +193,7 @@ def _spread(total: int, count: int) -> list[int]:
     return sorted({int(index) for index in np.linspace(0, total - 1, min(count, total))}) if total and count > 0 else []
 
 
-def verify(datasets: Iterable[TokenDataset], console: Console) -> None:
+def verify(datasets: Iterable[TokenDataset]) -> None:
     """Read every byte; raises a DataError that names each damaged file."""
     problems = []
     for dataset in datasets:
@@ -198,8 +201,8 @@ def verify(datasets: Iterable[TokenDataset], console: Console) -> None:
         problems += damaged
         state = f"{len(damaged)} damaged" if damaged else "intact"
         line = f"{dataset.folder}: {state} (shards: {len(dataset.manifest.shards):,})"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)
     if problems:
         raise DataError(
-            "damaged data:\n  " + "\n  ".join(problems) + "\nRestore these files from a copy or tokenize again."
+            "damaged data:\n  " + "\n  ".join(problems) + "\n  Restore these files from a copy or tokenize again."
         )

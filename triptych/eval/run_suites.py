@@ -17,6 +17,7 @@ from triptych.eval.suite import Evaluation, ModelSource, Outcomes
 from triptych.eval.suites import suite_named
 from triptych.hub.pipeline import Pipeline
 from triptych.utils.arguments import checked
+from triptych.utils.workers import MOST_WORKERS
 
 RECORDS = "records"
 
@@ -116,8 +117,8 @@ def run_suites(
     stop the others. Stopped by Ctrl-C, the results so far are reported; they, and records of single samples, are
     kept, so that the same call resumes.
     """
-    if seed < 0 or nproc < 1:
-        raise UserError(f"seed must be at least 0 and nproc at least 1, got {seed} and {nproc}.")
+    if seed < 0 or not 1 <= nproc <= MOST_WORKERS:
+        raise UserError(f"seed must be at least 0 and nproc from 1 to {MOST_WORKERS}, got {seed} and {nproc}.")
     source = None if isinstance(model, Pipeline) else ModelSource(str(model), device)
     if source is None and nproc > 1:
         raise UserError("several processes each load the model: give its name or folder instead of a Pipeline.")

@@ -15,6 +15,7 @@ from triptych.data.sources import BadSample, Item, ReadOptions, Source, open_sou
 from triptych.errors import DataError, UserError
 from triptych.hub.input_checks import FALSE_ALARM_RATE, InputChecks, kind_of_text
 from triptych.hub.pipeline import Pipeline
+from triptych.utils.arguments import checked
 from triptych.utils.media import read_audio, read_image
 from triptych.utils.rng import random_bits
 from triptych.vocab import Task
@@ -36,6 +37,7 @@ class _Values:
             self.columns.setdefault(kind, {}).setdefault(name, []).append(value)
 
 
+@checked
 def calibrate(
     pipe: Pipeline,
     inputs: Sequence[str],

@@ -36,8 +36,9 @@ from triptych.hub.keywords import check_own_sampling
 from triptych.hub.source import CONFIG, is_run
 from triptych.hub.weights import read_weights
 from triptych.model.transformer import ModelConfig, Transformer
-from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle
+from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS, TokenizerBundle, write_bundle_checksums
 from triptych.utils.arguments import shown
+from triptych.utils.json_files import read_text
 from triptych.utils.legacy import with_current_model_keys
 from triptych.utils.voice_request import check_voices
 
@@ -210,7 +211,11 @@ def verify_model(folder: Path) -> list[str]:
 def accept_files(folder: Path) -> None:
     """Write checksums of the files as they are now, if they make a model: of an earlier version, or edited by hand."""
     raw = _raw_config(folder)
-    _read_parts(folder, _checked(folder, dict(raw))).bundle.verify()
+    bundle = _read_parts(folder, _checked(folder, dict(raw))).bundle
+    if bundle.folder == folder / TOKENIZERS:
+        write_bundle_checksums(bundle.folder)
+    else:
+        bundle.verify()
     write_checksums(folder, raw)
 
 
@@ -226,7 +231,7 @@ def _read_parts(folder: Path, config: dict[str, Any]) -> SavedModel:
         bundle,
         Limits.from_json(config["limits"]),
         config["presets"],
-        card.read_text() if card.exists() else None,
+        read_text(card, errors="replace") if card.is_file() else None,
         config.get("license"),
         InputChecks.from_json(config[_INPUT_CHECKS]) if _INPUT_CHECKS in config else None,
         config.get(_SAMPLING, {}),
@@ -282,6 +287,8 @@ def _checked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
             InputChecks.from_json(config[_INPUT_CHECKS])
         check_own_sampling(config["presets"], config.get(_SAMPLING, {}))
         _ = config["presets"], config["vocabulary"], config["tokenizers"]
+        if config.get("builtin_tokenizers") not in (None, *BUILTIN_TOKENIZERS):
+            raise ValueError(f"there are no built-in tokenizers {shown(config['builtin_tokenizers'])}")
         return config
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_model(folder, error) from error

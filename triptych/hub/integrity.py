@@ -58,7 +58,7 @@ def check_files(folder: Path, config: dict[str, Any]) -> bool:
     """Refuse files that do not match the checksums in a checked config; returns whether the model card matches."""
     if not has_checksums(config):
         return True
-    expected, present = config[_FILES], _saved_files(folder)
+    expected, present = {WEIGHTS: None, **config[_FILES]}, _saved_files(folder)  # a model without weights is none
     problems = differing_files(folder, present - {CARD}, {name: expected[name] for name in expected if name != CARD})
     if problems:
         raise _damaged(folder, "; ".join(problems))

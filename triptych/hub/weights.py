@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from triptych.errors import CheckpointError
 from triptych.model.transformer import ModelConfig, Transformer
+from triptych.utils.tensors import check_finite, read_header, read_tensors
 from triptych.vocab import Vocabulary
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # by their names in safetensors
@@ -29,11 +28,9 @@ def read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Tra
     The header is checked first: a configuration of another size allocates nothing.
     """
     try:
-        with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            header = {name: _Entry(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+        header = {name: _Entry(dtype, shape) for name, (dtype, shape) in read_header(path).items()}
         _check_header(path, header, config, vocabulary)
-        weights = load_file(path)
+        weights = read_tensors(path)
     except CheckpointError:
         raise
     except Exception as error:  # safetensors raises its own kind, OSError and others
@@ -71,19 +68,10 @@ def _check_header(origin: Path, header: Mapping[str, _Entry], config: ModelConfi
 def _with_weights(
     origin: Path, config: ModelConfig, vocabulary: Vocabulary, weights: Mapping[str, Tensor]
 ) -> Transformer:
-    for name, tensor in weights.items():
-        if not is_finite(tensor):
-            raise CheckpointError(
-                f"{origin} holds numbers that are not finite, in {name}: its training diverged, or it is damaged."
-            )
+    check_finite(weights, origin)
     model = _empty_model(config, vocabulary)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
     return model
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite. `aminmax` gives NaN if there is one, and takes no memory as `isfinite` does."""
-    return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
 def _empty_model(config: ModelConfig, vocabulary: Vocabulary) -> Transformer:

@@ -7,14 +7,17 @@ A `Span` is the part of one modality. If its end is open, the rest of its slot, 
 first chooses a length with the model (see `sample.lengths`, and `data.sequences` for open ends in training).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from triptych.errors import UserError
+from triptych.utils.arguments import checked
 from triptych.vocab import Modality, Task, Vocabulary
 
 MASKED = -1  # in a span's ids: to be generated
+_LONGEST = 2**24  # positions of a span, beyond any model
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,15 @@ class Span:
         return replace(self, ids=np.concatenate([self.ids, new]), open_slot=None)
 
 
-def known(modality: Modality, ids: np.ndarray) -> Span:
+@checked
+def known(modality: Modality, ids: np.ndarray | Sequence[int]) -> Span:
     return Span(modality, np.asarray(ids, np.int64))
 
 
+@checked
 def masked(modality: Modality, length: int) -> Span:
+    if not 0 <= length <= _LONGEST:
+        raise UserError(f"length must be from 0 to {_LONGEST:,}, got {length}.")
     return Span(modality, np.full(length, MASKED, np.int64))
 
 

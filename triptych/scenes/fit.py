@@ -19,6 +19,7 @@ from triptych.scenes.tokenizer_report import write_reconstruction_report
 from triptych.scenes.vocabulary import model_words
 from triptych.scenes.voice_degrade import degrade
 from triptych.scenes.world import FULL
+from triptych.tokenizers.bundle import finish_bundle
 from triptych.tokenizers.fit_mel_rvq import fit_mel_rvq
 from triptych.tokenizers.fit_patch_names import name_by_pattern_and_color
 from triptych.tokenizers.fit_patch_vq import different_patches, fit_patch_vq
@@ -109,4 +110,4 @@ def write_vocabulary(folder: Path) -> None:
     parts = {part: folder / part / "tokenizer.json" for part in FIT_FUNCTIONS}
     if all(path.exists() for path in parts.values()):
         sizes = {part: read_json(path)["vocab_size"] for part, path in parts.items()}
-        Vocabulary(**sizes).save(folder / "vocab.json")
+        finish_bundle(folder, Vocabulary(**sizes))

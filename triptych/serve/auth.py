@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.errors import UserError
 from triptych.serve.asgi import header, refuse
 from triptych.serve.errors import ApiError
+from triptych.utils.json_files import read_text
 
 PUBLIC = frozenset({"/health"})
 _KEY = re.compile(r"[!-~]{8,512}")
@@ -23,8 +24,8 @@ def read_keys(given: Iterable[str], file: str | None, environment: Mapping[str, 
     keys = [*given, *([environment[_VARIABLE]] if environment.get(_VARIABLE) else [])]
     if file is not None:
         try:
-            lines = [line.strip() for line in Path(file).read_text().splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
+            lines = [line.strip() for line in read_text(Path(file)).splitlines()]
+        except (OSError, ValueError) as error:
             raise UserError(f"--api-key-file {file!r} cannot be read ({getattr(error, 'strerror', error)}).") from None
         listed = [line for line in lines if line and not line.startswith("#")]
         if not listed:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.cli.args import positive_floats, positive_int, positive_ints
-from triptych.errors import UserError
+from triptych.errors import DataError, UserError
 from triptych.eval.records import model_fingerprint
 from triptych.hub.format import store_sampling
 from triptych.hub.pipeline import Pipeline
@@ -37,6 +37,8 @@ from triptych.studies.inference_findings import (
 from triptych.studies.sample_quality import SampleQuality, need_validation_data
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.training.config import RunConfig
+from triptych.utils.files import write_atomically
+from triptych.utils.json_files import read_json
 from triptych.utils.trials import Trial, TrialRecords, run_trials
 from triptych.vocab import Modality
 
@@ -174,8 +176,13 @@ def _check_model(out: Path, source: str, pipe: Pipeline) -> None:
     """All trials of a folder are of one model; its fingerprint is kept beside the records."""
     path, fingerprint = Path(out) / "model.json", model_fingerprint(pipe)
     if not path.exists():
-        path.write_text(json.dumps({"model": source, "fingerprint": fingerprint}, indent=2) + "\n")
-    elif json.loads(path.read_text())["fingerprint"] != fingerprint and list(TrialRecords(out)):
+        write_atomically(path, (json.dumps({"model": source, "fingerprint": fingerprint}, indent=2) + "\n").encode())
+        return
+    try:
+        before = read_json(path)["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} does not describe the model of a study ({error!r}).") from error
+    if before != fingerprint and list(TrialRecords(out)):
         raise UserError(f"the records in {out} are of another model than {source}: choose another --out.")
 
 

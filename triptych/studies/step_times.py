@@ -1,6 +1,7 @@
 """Times of training steps on several processes of this machine, each one rank with one thread."""
 
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from triptych.errors import UserError
 from triptych.training.config import RunConfig
 from triptych.training.distributed import build_mesh
 from triptych.training.ranks import Ranks
+from triptych.training.rendezvous import LOOPBACK_INTERFACE
 from triptych.training.step import build_model, build_optimizer, train_step
 from triptych.vocab import Vocabulary
 
@@ -58,6 +60,7 @@ def _rank(runs: list[RunConfig], vocabulary: Vocabulary, rank: int, size: int, s
     torch.set_num_threads(1)
     ranks = Ranks(rank, size, timeout=_TIMEOUT)
     if size > 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK_INTERFACE  # gloo would listen on the address of the host's name
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         for run in runs:

@@ -9,7 +9,7 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,13 @@ from torch import Tensor
 
 from triptych.errors import CheckpointError, DataError, UserError, require
 from triptych.tokenizers.base import Tokenizer, hash_arrays, read_spec, write_spec
+from triptych.utils.json_files import read_json
 from triptych.utils.media import Audio
+from triptych.utils.tensors import check_finite, network_of, read_header
 from triptych.vocab import Modality
+
+_LARGEST = 1 << 20  # samples per second, samples per frame, codes
+_MAX_SECONDS = 24 * 3600.0
 
 # B batch, K codebooks, F frames, T samples
 
@@ -117,6 +122,9 @@ class Codec:
     modality = Modality.AUDIO
 
     def __init__(self, network: Network, codebooks: int = 4, codebook_offsets: bool = False, max_seconds: float = 30.0):
+        sizes = (network.sample_rate, network.hop_length, network.codebook_size)
+        if not all(isinstance(size, int) and 0 < size <= _LARGEST for size in sizes):
+            raise CheckpointError(f"no codec has a rate, a hop and a number of codes of {sizes}.")
         if not 1 <= codebooks <= network.num_codebooks:
             raise UserError(f"this codec has {network.num_codebooks} codebooks, got codebooks={codebooks}.")
         self.network, self.num_codebooks, self.max_seconds = network, codebooks, max_seconds
@@ -204,7 +212,9 @@ class Codec:
         try:
             codebooks, offsets = int(spec["codebooks"]), bool(spec["codebook_offsets"])
             max_seconds = float(spec["max_seconds"])
-        except (KeyError, TypeError, ValueError) as error:
+            if not 0 < max_seconds <= _MAX_SECONDS:
+                raise ValueError(f"max_seconds is {max_seconds}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{folder}/tokenizer.json does not describe a codec ({error!r}).") from error
         codec = networks[spec["kind"]].from_pretrained(folder, codebooks, offsets)
         codec.max_seconds = max_seconds
@@ -265,7 +275,7 @@ def _from_pretrained(model_class: Any, source: str | Path) -> Any:
     """Load safetensors, never pickle. A missing weight is an error; `transformers` would initialise it randomly."""
     local = Path(source).is_dir()  # then do not use the network
     try:
-        with _quiet():
+        with _quiet(), network_of(*_sizes(Path(source))) if local else nullcontext():
             model, report = model_class.from_pretrained(
                 source, use_safetensors=True, local_files_only=local, dtype=torch.float32, output_loading_info=True
             )
@@ -281,7 +291,15 @@ def _from_pretrained(model_class: Any, source: str | Path) -> Any:
             f"{str(source)!r} is not a complete {model_class.__name__}: {len(names)} weights are missing, "
             f"such as {', '.join(names[:3])}."
         )
+    check_finite(model.state_dict(), Path(source))
     return model
+
+
+def _sizes(folder: Path) -> tuple[int, int]:
+    """How many weights the files of a folder hold, and how many numbers."""
+    read_json(folder / "config.json")  # nor is it a pipe, or nested a thousand times
+    shapes = [shape for path in folder.glob("*.safetensors") for _, shape in read_header(path).values()]
+    return len(shapes), sum(map(math.prod, shapes))
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from triptych.vocab import Modality
 
 Item = TypeVar("Item")
 
+MAX_RESOLUTION = 1 << 13
+"""Most pixels along an image of a tokenizer; more is a damaged or hostile file."""
+
 
 class Tokenizer(Protocol[Item]):
     """Item is `str` for text, `PIL.Image.Image` (RGB) for images, `Audio` for audio.

@@ -27,7 +27,7 @@ PAPER_TOKENIZERS = "tokenizers/paper"
 """Folder, relative to the working directory, in which the paper's recipes expect the paper's tokenizers."""
 
 _CHECKSUMS = "checksums.json"
-"""Sizes and SHA-256 of the files of a folder of tokenizers; built-in ones have it."""
+"""Sizes and SHA-256 of the files of a folder of tokenizers; earlier versions wrote none."""
 
 _MAKE_PAPER = (
     "triptych tokenizers make {folder} "
@@ -162,7 +162,7 @@ class TokenizerBundle:
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Write all tokenizers. Those from a folder are copied byte for byte."""
+        """Write all tokenizers with their checksums. Those from a folder are copied byte for byte, as are these."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for modality in Modality:
@@ -171,12 +171,26 @@ class TokenizerBundle:
                 self[modality].save(target)
             elif modality in self and target.resolve() != self._folder_of(modality).resolve():
                 shutil.copytree(self._folder_of(modality), target, dirs_exist_ok=True)
-        self.vocabulary.save(folder / "vocab.json")
+        if self.folder is None or not (self.folder / _CHECKSUMS).exists():
+            finish_bundle(folder, self.vocabulary)
+        elif folder.resolve() != self.folder.resolve():
+            for name in ("vocab.json", _CHECKSUMS):
+                shutil.copy(self.folder / name, folder / name)
+
+
+def finish_bundle(folder: Path, vocabulary: Vocabulary) -> None:
+    """Make a folder of saved tokenizers a bundle: write its vocabulary and its checksums."""
+    vocabulary.save(folder / "vocab.json")
+    _write_checksums(folder)
 
 
 def write_bundle_checksums(folder: Path) -> None:
     """Write the checksums of a folder of tokenizers that fit their fingerprints."""
     TokenizerBundle._of(folder)._verify_fingerprints()
+    _write_checksums(folder)
+
+
+def _write_checksums(folder: Path) -> None:
     content = json.dumps(checksums(folder, _files_of(folder)), indent=1)
     write_atomically(folder / _CHECKSUMS, (content + "\n").encode())
 
@@ -189,7 +203,8 @@ def _check_files(folder: Path) -> None:
     if problems:
         raise CheckpointError(
             f"the tokenizers in {folder} are damaged: {'; '.join(problems)}. Restore them from a copy, or install "
-            "Triptych again if they are its own."
+            "Triptych again if they are its own; or, if you have edited their files yourself, accept them with "
+            f"`triptych verify {folder} --update`."
         )
 
 
@@ -197,8 +212,10 @@ _check_files_once = cache(_check_files)
 
 
 def _files_of(folder: Path) -> set[str]:
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
-    return {path.relative_to(folder).as_posix() for path in paths} - {_CHECKSUMS}
+    """The files of a bundle that are ever read; a report beside them is of the user."""
+    parts = (path for modality in Modality for path in (folder / modality.name.lower()).rglob("*"))
+    paths = (path for path in (folder / "vocab.json", *parts) if path.is_file() and path.name[0] != ".")
+    return {path.relative_to(folder).as_posix() for path in paths}
 
 
 def _load(modality: Modality, folder: Path) -> Tokenizer[Any]:

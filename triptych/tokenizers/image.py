@@ -16,15 +16,17 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from triptych.errors import CheckpointError, UserError, did_you_mean
-from triptych.tokenizers.base import Tokenizer, check_image_ids, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.base import MAX_RESOLUTION, Tokenizer, check_image_ids, hash_arrays, read_spec, write_spec
 from triptych.tokenizers.movq_keys import to_diffusers
 from triptych.tokenizers.patch_vq import PatchVQ
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
+from triptych.utils.arguments import shown
 from triptych.utils.json_files import read_json
+from triptych.utils.tensors import build, read_tensors
 from triptych.vocab import Modality
 
 _WEIGHTS = "diffusion_pytorch_model.safetensors"  # with config.json, what diffusers writes and reads
@@ -141,7 +143,7 @@ class MoVQ:
             config = read_json(folder / "config.json")
             config = {name: value for name, value in config.items() if not name.startswith("_")}
             config["lookup_from_codebook"] = False  # an option of `VQModel.decode`, which is not used
-            weights = load_file(folder / _WEIGHTS)
+            weights = read_tensors(folder / _WEIGHTS)
         except (OSError, ValueError, AttributeError, SafetensorError) as error:
             raise CheckpointError(
                 f"{folder} is not a diffusers VQModel with config.json and {_WEIGHTS} ({error})."
@@ -152,9 +154,13 @@ class MoVQ:
     def load(cls, folder: Path) -> "MoVQ":
         spec = read_spec(folder, [cls.kind])
         resolution = spec.get("resolution")
-        if not isinstance(resolution, int):
-            raise CheckpointError(f"{folder}/tokenizer.json must give the resolution, got {resolution!r}.")
-        return cls.from_folder(folder, resolution, spec.get("local", False))
+        local = spec.get("local", False)
+        if type(resolution) is not int or not 0 < resolution <= MAX_RESOLUTION or type(local) is not bool:
+            raise CheckpointError(
+                f"{folder}/tokenizer.json must give the resolution, up to {MAX_RESOLUTION}, and whether it is local, "
+                f"got {shown(resolution)} and {shown(local)}."
+            )
+        return cls.from_folder(folder, resolution, local)
 
     def save(self, folder: str | Path, half: bool = False) -> None:
         """Write a folder that `load` and diffusers can read.
@@ -278,27 +284,4 @@ def _build(config: Mapping[str, Any], weights: Mapping[str, Tensor], origin: Pat
     """A network with this configuration and exactly these weights, as float32."""
     from diffusers import VQModel
 
-    try:
-        with torch.device("meta"):
-            model: Any = VQModel(**config)
-    except Exception as error:  # diffusers raises many kinds of errors for a wrong value
-        raise CheckpointError(f"{origin} does not describe a VQModel ({type(error).__name__}: {error}).") from error
-    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    actual = {name: tuple(weight.shape) for name, weight in weights.items()}
-    if expected != actual:
-        missing, unexpected = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
-        differing = [f"{n} {actual[n]} for {expected[n]}" for n in expected if n in actual and actual[n] != expected[n]]
-        parts = {"missing": missing, "unexpected": unexpected, "of another shape": differing}
-        raise CheckpointError(
-            f"the weights in {origin} do not fit this MoVQ: "
-            + "; ".join(
-                f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-                for what, names in parts.items()
-                if names
-            )
-            + "."
-        )
-    # Copied, so that the model does not keep the file open.
-    owned = {name: weight.to(torch.float32, copy=True) for name, weight in weights.items()}
-    model.load_state_dict(owned, assign=True)
-    return model
+    return build(lambda: VQModel(**config), weights, origin, "VQModel")

@@ -1,10 +1,16 @@
 """Log-mel spectrograms and their inversion: spectrum from mels, phases by fast Griffin-Lim. Needs no torchaudio."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from triptych.errors import UserError
+from triptych.utils.arguments import check_fields
+
+_MAX_FFT = 1 << 13
 
 # S samples, T frames, F frequencies, M mel bands
 
@@ -21,6 +27,18 @@ class MelConfig:
     top_hz: float = 8000.0
     floor: float = 1e-3
     """Mel magnitudes below this count as silence, so that breath noise uses no codes."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        is_possible = (
+            0 < self.hop <= self.window <= self.fft <= _MAX_FFT
+            and 0 < self.rate <= 1000 * self.hop  # at most one frame in a millisecond
+            and 0 < self.bands <= self.fft // 2
+            and 0 < self.top_hz <= self.rate / 2
+            and 0 < self.floor < math.inf
+        )
+        if not is_possible:
+            raise UserError(f"no spectrogram has these settings: {self}.")
 
     @cached_property
     def filters(self) -> Tensor:

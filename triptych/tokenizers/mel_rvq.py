@@ -15,7 +15,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from triptych.errors import CheckpointError
@@ -23,6 +23,7 @@ from triptych.tokenizers.audio import check_audio, check_frames, resample
 from triptych.tokenizers.base import hash_arrays, read_spec, write_spec
 from triptych.tokenizers.mel import MelConfig, griffin_lim
 from triptych.utils.media import Audio
+from triptych.utils.tensors import build, check_finite, read_tensors
 from triptych.vocab import Modality
 
 # B batch, N token frames (25 Hz), T mel frames (100 Hz), F frequencies, C channels, K codebooks
@@ -202,17 +203,22 @@ class MelRVQ:
     def load(cls, folder: Path) -> "MelRVQ":
         spec = read_spec(folder, ["mel-rvq"])
         try:
-            tensors = {name: tensor.float() for name, tensor in load_file(folder / _WEIGHTS).items()}
-            mel = MelConfig(**spec["mel"])
+            stored, mel, prefix = read_tensors(folder / _WEIGHTS), MelConfig(**spec["mel"]), "decoder."
             decoder = None
             if "decoder" in spec:
-                decoder = SpectrumDecoder(tensors["basis"].shape[1], mel.fft // 2 + 1, **spec["decoder"])
-                prefix = "decoder."
-                decoder.load_state_dict(
-                    {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-                )
-            rvq = cls(tensors["mean"], tensors["basis"], tensors["codebooks"], decoder, mel, spec["codebook_offsets"])
-        except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
+                shape = {"components": stored["basis"].shape[1], "frequencies": mel.fft // 2 + 1, **spec["decoder"]}
+                parts = {name.removeprefix(prefix): t for name, t in stored.items() if name.startswith(prefix)}
+                decoder = build(lambda: SpectrumDecoder(**shape), parts, folder / _WEIGHTS, "decoder of spectra")
+            mean, basis, codebooks = (stored[name].float() for name in ("mean", "basis", "codebooks"))
+            check_finite({"mean": mean, "basis": basis, "codebooks": codebooks}, folder / _WEIGHTS)
+            bands, components = STACK * mel.bands, codebooks.shape[2]
+            if mean.shape != (bands,) or basis.shape != (bands, components) or not codebooks.numel():
+                shapes = ", ".join(str(list(each.shape)) for each in (mean, basis, codebooks))
+                raise ValueError(f"mean, basis and codebooks have the shapes {shapes}, which do not fit")
+            if not isinstance(spec["codebook_offsets"], bool):
+                raise ValueError("codebook_offsets must be true or false")
+            rvq = cls(mean, basis, codebooks, decoder, mel, spec["codebook_offsets"])
+        except (OSError, LookupError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
             raise CheckpointError(f"{folder} is not a usable mel-rvq tokenizer ({error}).") from error
         # A setting that this version does not know would change what the codes mean.
         if unknown := sorted(spec.keys() - {"kind", "version", "vocab_size", "fingerprint", *rvq._config()}):

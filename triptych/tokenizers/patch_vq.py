@@ -8,6 +8,7 @@ A code is one token, or, if the codes have names, two: a pattern and a colour. `
 `fit_patch_names` the names.
 """
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,13 +21,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from triptych.errors import CheckpointError, UserError
 from triptych.tokenizers.backdrop import combine, separate
-from triptych.tokenizers.base import check_image_ids, hash_arrays, read_spec, write_spec
+from triptych.tokenizers.base import MAX_RESOLUTION, check_image_ids, hash_arrays, read_spec, write_spec
 from triptych.tokenizers.pixels import from_pixels, resize_with_white_padding, to_pixels
+from triptych.utils.arguments import check_fields
+from triptych.utils.json_files import read_bounded
+from triptych.utils.media import MAX_INPUT_BYTES
+from triptych.utils.tensors import read_tensors
 from triptych.vocab import Modality
 
 _CODEBOOK, _NAMES = "codebook.png", "names.safetensors"
@@ -47,9 +52,11 @@ class PatchVQConfig:
     codes: int = 8192
 
     def __post_init__(self) -> None:
-        if min(asdict(self).values()) < 1 or self.resolution % self.patch:
+        check_fields(self)
+        if min(vars(self).values()) < 1 or self.resolution > MAX_RESOLUTION or self.resolution % self.patch:
             raise UserError(
-                f"a PatchVQ needs positive sizes and a resolution that is a multiple of the patch, got {self}."
+                f"a PatchVQ needs positive sizes and a resolution that is a multiple of the patch, up to "
+                f"{MAX_RESOLUTION}, got {self}."
             )
 
     @property
@@ -88,10 +95,10 @@ class PatchVQ:
         spec = read_spec(folder, [cls.kind])
         try:
             config = PatchVQConfig(**spec["shape"])
-            names = load_file(folder / _NAMES)["names"] if spec.get("names") else None
-            with Image.open(folder / _CODEBOOK) as sheet:
+            names = read_tensors(folder / _NAMES)["names"].numpy() if spec.get("names") else None
+            with Image.open(io.BytesIO(read_bounded(folder / _CODEBOOK, MAX_INPUT_BYTES))) as sheet:
                 tokenizer = cls(_from_sheet(sheet, config), config, names)
-        except UserError:
+        except CheckpointError:
             raise
         except Exception as error:  # a damaged PNG raises errors of many kinds
             raise CheckpointError(f"{folder} is not a saved PatchVQ ({error}).") from error
@@ -277,4 +284,7 @@ def _to_sheet(codes_KL: np.ndarray, config: PatchVQConfig) -> Image.Image:
 def _from_sheet(sheet: Image.Image, config: PatchVQConfig) -> np.ndarray:
     side = config.patch
     tiles = np.asarray(sheet).reshape(-1, side, _SHEET_COLUMNS, side, 4).transpose(0, 2, 4, 1, 3)
-    return tiles.reshape(-1, 4 * side**2)[: config.codes]
+    codes_KL = tiles.reshape(-1, 4 * side**2)[: config.codes]
+    if len(codes_KL) != config.codes:
+        raise ValueError(f"its codebook has {len(codes_KL)} codes, expected {config.codes}")
+    return codes_KL

@@ -23,7 +23,6 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from triptych.errors import CheckpointError
-from triptych.hub.weights import is_finite
 from triptych.training.checkpoint_contents import check_headers, not_finite, read_headers
 from triptych.training.distributed import local
 from triptych.training.ranks import Ranks
@@ -31,6 +30,7 @@ from triptych.utils.checksums import sha256
 from triptych.utils.files import with_retries
 from triptych.utils.json_files import read_json
 from triptych.utils.legacy import with_current_keys, with_current_model_keys
+from triptych.utils.tensors import is_finite
 
 PARTIAL = ".partial-"
 """Prefix of the folder of a checkpoint that is being written."""
@@ -44,6 +44,10 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 def checkpoint_name(step: int) -> str:
     """Name of the folder of a checkpoint."""
     return f"step-{step:08d}"
+
+
+MAX_STEP = 2**53
+"""Beyond any run; exact in every number format that a state is used in."""
 
 
 class CheckpointUnavailable(CheckpointError):
@@ -123,7 +127,8 @@ def read_state(path: Path) -> dict[str, Any]:
     """The contents of `state.json`, with current configuration keys."""
     try:
         state = _read(path / STATE)
-        if not isinstance(state["step"], int) or not isinstance(state.get("guard", {}), dict):
+        step = state["step"]
+        if type(step) is not int or not 0 <= step <= MAX_STEP or not isinstance(state.get("guard", {}), dict):
             raise TypeError("step or guard")
         for key, rename in (("config", with_current_keys), ("shape", with_current_model_keys)):
             if key in state:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from triptych.utils.files import open_regular
+
 Checksums = dict[str, dict[str, Any]]
 """By name relative to a folder: {"bytes": size, "sha256": hash}."""
 
@@ -15,7 +17,7 @@ _THREADS = 4  # SHA-256 runs outside of Python's lock
 
 def sha256(path: Path) -> str:
     """The hash of a file, in hexadecimal."""
-    with open(path, "rb") as file:
+    with open(open_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -14,14 +14,17 @@ from triptych.errors import DataError
 
 MAX_BYTES = 256 << 20
 """Largest file or text that is read; the merges of a large vocabulary take some ten MB."""
+_MAX_TEXT_BYTES = 32 << 20
+"""Largest file of text for people: prompts, a model card, keys."""
 MAX_DEPTH = 64
 """Most objects and arrays within each other."""
 
 
 def read_json(path: Path, max_bytes: int = MAX_BYTES) -> Any:
     """The content of a file. Raises OSError if it cannot be read, and DataError, a ValueError, if it is not JSON."""
+    content = read_bounded(path, max_bytes)
     try:
-        return parse_json(read_bounded(path, max_bytes), max_bytes)
+        return parse_json(content, max_bytes)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -47,15 +50,20 @@ def parse_json(text: str | bytes, max_bytes: int = MAX_BYTES, *, allow_nan: bool
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file of a limited size."""
+    """The bytes of a regular file of a limited size. Raises OSError if it cannot be read, and DataError otherwise."""
     # Without O_NONBLOCK, opening a FIFO waits for its writer.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise DataError("not a regular file.")
+            raise DataError(f"{path}: not a regular file.")
         if status.st_size > max_bytes:
-            raise DataError(f"expected at most {max_bytes:,} bytes, got {status.st_size:,}.")
-        return file.read(max_bytes)
+            raise DataError(f"{path}: expected at most {max_bytes:,} bytes, got {status.st_size:,}.")
+        return file.read(status.st_size)  # a larger number would be allocated at once
+
+
+def read_text(path: Path, encoding: str = "utf-8", *, errors: str = "strict") -> str:
+    """The text of a file, as `read_bounded`. Raises OSError, or a ValueError: also of what is not in the encoding."""
+    return read_bounded(path, _MAX_TEXT_BYTES).decode(encoding, errors)
 
 
 def _refuse(name: str) -> Any:

@@ -40,10 +40,7 @@ def read_lines(path: Path) -> tuple[dict[int, dict[str, Any]], list[int]]:
 
     A last line without an end is of a process that was stopped while it wrote: if it is incomplete, it is no damage.
     """
-    try:
-        *lines, rest = read_bounded(path, _MAX_BYTES).split(b"\n")
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+    *lines, rest = read_bounded(path, _MAX_BYTES).split(b"\n")
     records, damaged = {}, []
     for number, line in enumerate([*lines, rest], 1):
         if not line.strip():

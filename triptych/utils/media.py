@@ -6,6 +6,7 @@ Audio.load, Audio.save    audio files
 """
 
 import io
+import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ def read_transparency(source: Source, max_pixels: int = 2**26) -> np.ndarray:
 
 
 def _read_image(source: Source, max_pixels: int, convert: Callable[[Image.Image], T]) -> T:
-    with _stream(source) as (stream, name):
+    with _stream(source, MAX_INPUT_BYTES) as (stream, name):  # some decoders read the whole file into memory
         try:
             with Image.open(stream, formats=_IMAGE_FORMATS) as image:
                 if min(image.size) < 1 or image.width * image.height > max_pixels:
@@ -260,8 +261,8 @@ def _check_riff_length(stream: BinaryIO, name: str) -> None:
 
 
 @contextmanager
-def _stream(source: Source) -> Iterator[tuple[BinaryIO, str]]:
-    """Open a file or bytes as a stream; the second value is its name in errors."""
+def _stream(source: Source, max_bytes: int | None = None) -> Iterator[tuple[BinaryIO, str]]:
+    """Open a file of at most `max_bytes`, or bytes, as a stream; the second value is its name in errors."""
     if isinstance(source, bytes):
         if len(source) > MAX_INPUT_BYTES:
             raise DataError(f"expected at most {MAX_INPUT_BYTES >> 20} MiB, got {len(source) >> 20} MiB.")
@@ -274,6 +275,9 @@ def _stream(source: Source) -> Iterator[tuple[BinaryIO, str]]:
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         raise DataError(f"{str(source)!r} cannot be read ({getattr(error, 'strerror', None) or error}).") from error
     with file:
+        size = os.fstat(file.fileno()).st_size
+        if max_bytes is not None and size > max_bytes:
+            raise DataError(f"{source} has {size >> 20} MiB; expected at most {max_bytes >> 20} MiB.")
         yield file, str(source)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from triptych.errors import UserError
 from triptych.utils.json_lines import read_lines, to_line, warn_of_damage
 from triptych.utils.locks import lock_file
 
@@ -36,6 +37,7 @@ class TrialRecords:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "records.jsonl"
+        _refuse_links(self.path, folder / "claims")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The records; there is a warning of damaged lines, whose trials count as not run."""
@@ -98,6 +100,13 @@ class TrialRecords:
         return self.folder / "claims" / key.replace("/", "_").lstrip(".")
 
 
+def _refuse_links(*paths: Path) -> None:
+    """Folders of trials may come from others: nothing is written through a link."""
+    for path in paths:
+        if path.is_symlink():
+            raise UserError(f"{path} is a link. Copy what it names here, or link the whole folder.")
+
+
 def _is_free(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > CLAIM_SECONDS
@@ -114,8 +123,10 @@ def _owner(path: Path) -> str | None:
 
 def take_claim(path: Path, owner: str) -> bool:
     """Write a claim if it is free or has expired; returns whether it was taken."""
+    lock_path = path.parent / ".lock"
+    _refuse_links(path.parent, path, lock_path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.parent / ".lock", "a") as lock:
+    with open(lock_path, "a") as lock:
         lock_file(lock)  # otherwise two processes could take the same expired claim
         if not _is_free(path):
             return False

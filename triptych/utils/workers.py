@@ -22,6 +22,10 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
 
+MOST_WORKERS = 1024
+"""Far more than a machine has cores for."""
+
+
 class WorkerDied(UserError):
     """A worker process ended without an answer."""
 

@@ -18,7 +18,7 @@ from triptych.data.fit.config import PATCH_VQ, FitConfig, Sizes
 from triptych.data.fit.samples import FitSamples, open_sources, read_samples
 from triptych.data.sources import ReadOptions
 from triptych.errors import UserError, did_you_mean
-from triptych.tokenizers.bundle import TokenizerBundle
+from triptych.tokenizers.bundle import TokenizerBundle, finish_bundle
 from triptych.utils.arguments import checked
 from triptych.utils.files import write_atomically
 from triptych.utils.json_files import read_json
@@ -110,7 +110,7 @@ def fit_tokenizers(
         unfinished.replace(out / part)
         (out / _STATE / f"{part}.safetensors").unlink(missing_ok=True)
     stored = {part: _stored_size(out / part) if present[part] else _UNUSED for part in parts}
-    Vocabulary(**stored).save(out / "vocab.json")
+    finish_bundle(out, Vocabulary(**stored))
     return Fitted(TokenizerBundle.load(out), sizes, samples)
 
 

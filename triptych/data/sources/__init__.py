@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import re
 import stat
 import tarfile
@@ -30,6 +29,7 @@ from triptych.data.sources.plain import LIBRISPEECH, PAIRS, TXT
 from triptych.data.sources.tables import TABLE
 from triptych.data.sources.tars import WEBDATASET
 from triptych.errors import DataError, UserError, did_you_mean
+from triptych.utils.files import files_below
 from triptych.vocab import Task
 
 __all__ = ["FORMATS", "BadSample", "Item", "Part", "ReadOptions", "Source", "open_source"]
@@ -227,21 +227,17 @@ def _walk(folder: Path, skipped: dict[str, BadSample]) -> list[Path]:
 
     def skip(error: OSError) -> None:
         name = str(error.filename)
-        if Path(name) == folder:
-            raise DataError(f"the folder {folder} cannot be read: {_describe(error)}.") from error
         skipped.setdefault(name, BadSample(name, f"no access: {_describe(error)}"))
 
     files: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=skip):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in (Path(parent, name) for name in sorted(names) if not name.startswith(".")):
-            try:
-                if stat.S_ISREG(file.stat().st_mode):
-                    files.append(file)
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ELOOP):  # of a broken link, and of a link to itself
-                    skip(error)
-    return sorted(files)
+    for file in files_below(folder, skip):
+        try:
+            if stat.S_ISREG(file.stat().st_mode):
+                files.append(file)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):  # of a broken link, and of a link to itself
+                skip(error)
+    return files
 
 
 def _common_task(parts: Sequence[Part], options: ReadOptions) -> Task:

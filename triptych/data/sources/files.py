@@ -34,7 +34,7 @@ def plain_name(path: Path) -> str:
 
 def decompressed(file: CountedFile, path: Path) -> BinaryIO:
     """The content of a file whose name may end in .gz or .zst."""
-    if path.name.lower().endswith(".gz"):
+    if path.name.lower().endswith((".gz", ".tgz")):
         return cast(BinaryIO, gzip.GzipFile(fileobj=file))
     if path.name.lower().endswith(".zst"):
         return cast(BinaryIO, io.BufferedReader(_ZstdContent(file), buffer_size=1 << 20))

@@ -61,7 +61,7 @@ class _Bounded:
         return self._stream.read(size)
 
 
-def _members(path: Path) -> Iterator[tuple[float, BinaryIO, tarfile.TarInfo]]:
+def members(path: Path) -> Iterator[tuple[float, BinaryIO, tarfile.TarInfo]]:
     """All members but folders and hidden files, with the fraction of the tar that has been read, and its stream."""
     with CountedFile(path) as file, decompressed(file, path) as stream:
         bounded = _Bounded(stream)
@@ -79,13 +79,22 @@ def _members(path: Path) -> Iterator[tuple[float, BinaryIO, tarfile.TarInfo]]:
             raise tarfile.ReadError(f"no tar header at byte {tar.offset}")
 
 
+def read_member(stream: BinaryIO, member: tarfile.TarInfo) -> bytes:
+    """The content of a member that has no problem."""
+    stream.seek(member.offset_data)
+    content = stream.read(member.size)
+    if len(content) < member.size:
+        raise tarfile.ReadError("unexpected end of data")
+    return content
+
+
 def _name_and_suffix(member: tarfile.TarInfo) -> tuple[str, str]:
     path = PurePosixPath(member.name)
     stem, _, suffix = path.name.partition(".")
     return str(path.with_name(stem)) if stem else str(path), suffix.lower()
 
 
-def _problem_of(member: tarfile.TarInfo, size: int, *, is_media: bool) -> str:
+def problem_of(member: tarfile.TarInfo, size: int, *, is_media: bool) -> str:
     """Why a member cannot be read; `size` is that of its sample with it."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
@@ -108,14 +117,11 @@ def _add(
     if group.problem or not (is_media or is_text):
         return
     group.size += member.size
-    problem = _problem_of(member, group.size, is_media=is_media)
+    problem = problem_of(member, group.size, is_media=is_media)
     if problem:
         group.refuse(problem)
         return
-    stream.seek(member.offset_data)
-    content = stream.read(member.size)
-    if len(content) < member.size:
-        raise tarfile.ReadError("unexpected end of data")
+    content = read_member(stream, member)
     if is_media:
         group.row[suffix] = content
         return
@@ -142,7 +148,7 @@ def _add_fields(group: _Group, text: str, task: Task) -> None:
 
 def _read_tar(path: Path, task: Task, options: ReadOptions) -> Reading:
     group = _Group("")
-    for fraction, stream, member in _members(path):
+    for fraction, stream, member in members(path):
         name, suffix = _name_and_suffix(member)
         if name != group.name:
             yield from ((fraction, item) for item in _sample_of_group(group, path, task, options))
@@ -162,7 +168,7 @@ def _sample_of_group(group: _Group, path: Path, task: Task, options: ReadOptions
 def _task_of_tar(path: Path, options: ReadOptions) -> Task:
     """The task of the first image or audio file; a tar without media is text, if it has any."""
     has_text = False
-    for _, _, member in _members(path):
+    for _, _, member in members(path):
         task = task_of_name(member.name)
         if task is not None:
             return task

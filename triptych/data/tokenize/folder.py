@@ -22,7 +22,8 @@ from triptych.data.tokenize.config import TokenizeFailed
 from triptych.errors import DataError, UserError
 from triptych.utils.config import changed_keys
 from triptych.utils.files import write_atomically
-from triptych.utils.json_files import parse_json, read_json
+from triptych.utils.json_files import read_json
+from triptych.utils.json_lines import read_lines, to_line, warn_of_damage
 from triptych.utils.locks import AlreadyLocked, hold_lock
 from triptych.vocab import Task
 
@@ -143,18 +144,21 @@ class Finished:
 
 
 def read_journal(folder: Path) -> dict[int, Finished]:
-    """Finished shards by number. A truncated line, or one whose shard is missing or incomplete, does not count."""
-    finished = {}
-    for line in (folder / JOURNAL).read_bytes().splitlines() if (folder / JOURNAL).exists() else []:
+    """Finished shards by number. A shard that is missing or incomplete does not count; damaged lines give a warning."""
+    finished: dict[int, Finished] = {}
+    lines, damaged = read_lines(folder / JOURNAL) if (folder / JOURNAL).exists() else ({}, [])
+    for line, content in lines.items():
         try:
-            content = parse_json(line)
             number = content.pop("number")
             shard, bad = ShardInfo(**content.pop("shard")), [BadSample(**sample) for sample in content.pop("bad")]
             entry = Finished(shard=shard, bad=bad, **content)
             if (folder / shard_name(number)).stat().st_size == entry.file_bytes:
                 finished[number] = entry
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError:  # no such shard
             continue
+        except (ValueError, KeyError, TypeError):
+            damaged.append(line)
+    warn_of_damage(folder / JOURNAL, sorted(damaged))
     return finished
 
 
@@ -189,7 +193,7 @@ class Journal:
 
 
 def _line(number: int, entry: Finished) -> bytes:
-    return json.dumps({"number": number, **asdict(entry)}).encode() + b"\n"
+    return to_line({"number": number, **asdict(entry)}).encode()
 
 
 def write_bad(folder: Path, bad: Iterable[BadSample]) -> None:

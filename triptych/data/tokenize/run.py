@@ -40,14 +40,13 @@ from triptych.data.types import TokenSample
 from triptych.errors import DataError, UserError, did_you_mean
 from triptych.tokenizers.bundle import TokenizerBundle
 from triptych.utils.arguments import checked, shown
-from triptych.utils.workers import map_in_order, one_thread
+from triptych.utils.workers import MOST_WORKERS, map_in_order, one_thread
 from triptych.vocab import Modality, Task, Vocabulary
 
 _BATCH_SAMPLES = 16  # enough to amortise a call, few enough that the images of all processes fit into memory
 _BATCH_BYTES = 8 << 20  # of texts and encoded media in a batch; a single sample may have more
 _AHEAD_BYTES = 64 << 20  # of batches that are read before their turn to be written, for each process
 _SHARD_TEXT_BYTES = 64 << 20  # of the texts of a shard, whose tokens are kept in memory until it is written
-_MOST_WORKERS = 1024
 _BAD_ALWAYS_ALLOWED = 10  # in a small dataset one bad sample is already more than one percent
 
 LoadTokenizers = Callable[[str], TokenizerBundle]
@@ -110,9 +109,9 @@ def build_dataset(
 
     `load` turns `config.tokenizers` into a bundle. Worker processes call it too, so it must be picklable.
     """
-    if not 0 <= workers <= _MOST_WORKERS or not 0 <= max_bad <= 1:
+    if not 0 <= workers <= MOST_WORKERS or not 0 <= max_bad <= 1:
         raise UserError(
-            f"--workers must be from 0 to {_MOST_WORKERS}, --max-bad from 0 to 1; "
+            f"--workers must be from 0 to {MOST_WORKERS}, --max-bad from 0 to 1; "
             f"got {shown(workers)} and {shown(max_bad)}."
         )
     out, progress = Path(out), progress or Progress()

@@ -17,6 +17,7 @@ from triptych.data.sources import BadSample, ReadOptions, open_source
 from triptych.data.sources.base import AUDIO_SUFFIXES, IMAGE_SUFFIXES
 from triptych.data.types import RawSample
 from triptych.errors import DataError, UserError
+from triptych.utils.files import files_below
 from triptych.utils.media import Audio, read_audio
 from triptych.utils.rng import random_bits
 from triptych.vocab import Task
@@ -159,11 +160,8 @@ def media_files(inputs: Sequence[str], suffixes: Sequence[str] = IMAGE_SUFFIXES)
     for text in inputs:
         path = Path(text)
         if path.is_dir():
-            below = sorted(path.rglob("*"))
-            inside = [each for each in below if each.suffix.lower() in suffixes and each.is_file()]
-            paths_found += [
-                each for each in inside if not any(part.startswith(".") for part in each.relative_to(path).parts)
-            ]
+            below = files_below(path)
+            paths_found += [each for each in below if each.suffix.lower() in suffixes and each.is_file()]
         elif path.is_file():
             if path.suffix.lower() not in suffixes:
                 raise DataError(f"{path} is not one of the formats {', '.join(suffixes)}.")

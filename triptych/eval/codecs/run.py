@@ -15,6 +15,7 @@ from triptych.eval.records import Progress, RecordStore
 from triptych.eval.results import DEFAULT_ROOT, Entry, ModelInfo, ResultFolder, result_folder
 from triptych.eval.run_suites import RECORDS, EvaluationResult, collect
 from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS
+from triptych.utils.files import files_below
 
 SUITE = "tokenizers"
 
@@ -65,12 +66,8 @@ def _folder_for(info: ModelInfo, root: Path) -> Path:
 def codec_info(codec: str) -> ModelInfo:
     """A codec as the owner of results: by the content of all its files but hidden ones, or by its name on the hub."""
     folder = Path(BUILTIN_TOKENIZERS.get(codec, codec))
-    below = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
-    files = [
-        path
-        for path in below
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
+    below = files_below(folder) if folder.is_dir() else [folder]
+    files = [path for path in below if path.is_file()]
     digest = hashlib.sha256(codec.encode() if not files else b"")
     for path in files:
         digest.update(f"{path.relative_to(folder)} {file_sha256(path.resolve())}".encode())
@@ -164,7 +161,7 @@ def guess_modality(data: Sequence[str]) -> str:
     kinds_seen = set()
     for text in data:
         path = Path(text)
-        for file in path.rglob("*") if path.is_dir() else [path]:
+        for file in files_below(path) if path.is_dir() else [path]:
             kinds = {"image": file.suffix.lower() in IMAGE_SUFFIXES, "audio": file.suffix.lower() in AUDIO_SUFFIXES}
             kinds_seen |= {kind for kind, matches in kinds.items() if matches}
             if len(kinds_seen) == 2:

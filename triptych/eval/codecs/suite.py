@@ -40,6 +40,7 @@ from triptych.eval.records import Compute, Progress, Record, RecordStore, run_pa
 from triptych.eval.scores import Score, interval_or_nan, ratio_score
 from triptych.tokenizers.pixels import resize_with_white_padding
 from triptych.tokenizers.reconstruction import psnr
+from triptych.utils.files import files_below
 from triptych.utils.media import Audio, read_image
 
 _ORIGINAL = "original"
@@ -543,6 +544,6 @@ def _codec_sha(source: str) -> str:
     from triptych.tokenizers.bundle import BUILTIN_TOKENIZERS
 
     path = BUILTIN_TOKENIZERS.get(source, Path(source))
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    files = [each for each in files_below(path) if each.is_file()] if path.is_dir() else [path]
     listed = [[each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in files if each.exists()]
     return _digest(source if not listed else "", listed)

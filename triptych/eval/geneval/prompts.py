@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from triptych.errors import DataError, UserError
-from triptych.utils.json_files import parse_json
+from triptych.utils.json_files import parse_json, read_text
 
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -98,8 +98,8 @@ def read_prompts(path: str | Path, colors: Sequence[str] | None = COLORS) -> lis
     names colours itself.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(Path(path)).split("\n")
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read as GenEval prompts ({getattr(error, 'strerror', None) or error})."
         ) from error

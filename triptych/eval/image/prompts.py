@@ -14,7 +14,7 @@ from triptych.hub.inputs import Inputs
 from triptych.hub.measures import Measures
 from triptych.hub.pipeline import Pipeline
 from triptych.hub.requests import Requests, check_length
-from triptych.utils.json_files import parse_json
+from triptych.utils.json_files import parse_json, read_text
 from triptych.vocab import Task
 
 _FIELDS = ("prompt", "text", "caption")
@@ -35,8 +35,8 @@ class Prompts:
 def read_prompt_file(path: str | Path) -> list[str]:
     """The lines of a text file, or the prompts of a .jsonl file with a field `prompt`, `text` or `caption`."""
     try:
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").split("\n")]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line.strip() for line in read_text(Path(path), "utf-8-sig").split("\n")]
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as prompts ({getattr(error, 'strerror', None) or error}).") from error
     texts = [line for line in lines if line]
     if Path(path).suffix in (".jsonl", ".ndjson"):

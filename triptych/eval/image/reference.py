@@ -34,15 +34,15 @@ import numpy as np
 from PIL import Image
 
 from triptych.data.sources import open_source
-from triptych.data.sources.base import IMAGE_SUFFIXES, MAX_MEDIA_BYTES, BadSample
-from triptych.data.sources.tars import WEBDATASET
+from triptych.data.sources.base import IMAGE_SUFFIXES, BadSample
+from triptych.data.sources.tars import WEBDATASET, members, problem_of, read_member
 from triptych.errors import DataError, UserError
 from triptych.eval.frechet import Gaussian, check_features
 from triptych.eval.image.features import FeatureExtractor, FeatureSpec
 from triptych.eval.metrics import Judge
 from triptych.eval.records import Progress
 from triptych.tokenizers.pixels import resize_with_white_padding
-from triptych.utils.files import write_atomically
+from triptych.utils.files import files_below, write_atomically
 from triptych.utils.json_files import read_json
 from triptych.utils.locks import AlreadyLocked, hold_lock, lock_file
 from triptych.utils.media import read_image
@@ -82,11 +82,15 @@ def open_images(data: str | Path) -> ImageSet:
     """Images without regard to captions: all in a folder and the folders in it, or those of tars, Parquet, a table."""
     folder = Path(data)
     if folder.is_dir():
-        files = sorted(_image_files(folder))
+        skipped: list[OSError] = []
+        files = [path for path in files_below(folder, skipped.append) if path.name.lower().endswith(IMAGE_SUFFIXES)]
+        bad = [BadSample(str(each.filename), f"no access: {each.strerror}") for each in skipped]
         if files:
             listed = json.dumps([[str(file.relative_to(folder)), *_size_and_time(file)] for file in files])
             fingerprint = hashlib.sha256(listed.encode()).hexdigest()
-            return ImageSet(str(data), fingerprint, lambda: ((str(file), file) for file in files), len(files))
+            items: list[tuple[str, Content | BadSample]] = [(each.key, each) for each in bad]
+            items += ((str(file), file) for file in files)
+            return ImageSet(str(data), fingerprint, lambda: iter(items), len(items))
     try:
         # The fingerprint has the paths.
         source = open_source([full_path(data)], task=Task.IMAGE_TEXT)
@@ -130,33 +134,13 @@ def _size_and_time(file: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _image_files(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
-                yield Path(parent, name)
-
-
 def _tar_images(path: Path) -> Iterator[tuple[str, Content | BadSample]]:
     try:
-        with tarfile.open(path, "r:*") as tar:
-            for member in tar:
-                name = f"{path}:{member.name}"
-                is_hidden = Path(member.name).name.startswith(".")
-                if not member.isreg() or is_hidden or not member.name.lower().endswith(IMAGE_SUFFIXES):
-                    continue
-                if member.size > MAX_MEDIA_BYTES:
-                    yield name, BadSample(name, f"file too large: more than {MAX_MEDIA_BYTES >> 20} MiB")
-                    continue
-                file = tar.extractfile(member)
-                assert file is not None  # it is a plain file
-                yield name, file.read()
-            # tarfile takes a damaged header for the end of the archive; the real end is zeros or nothing.
-            assert tar.fileobj is not None
-            tar.fileobj.seek(tar.offset)
-            if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                raise tarfile.ReadError(f"no tar header at byte {tar.offset}")
+        for _, stream, member in members(path):
+            if not member.isreg() or not member.name.lower().endswith(IMAGE_SUFFIXES):
+                continue
+            name, problem = f"{path}:{member.name}", problem_of(member, member.size, is_media=True)
+            yield name, BadSample(name, problem) if problem else read_member(stream, member)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         yield str(path), BadSample(str(path), f"rest of the file unreadable: {error}")
 
