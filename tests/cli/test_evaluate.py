@@ -257,7 +257,7 @@ def test_evaluate_in_python(fake, small_model):
         ("imgae", {}, "unknown suite 'imgae'. Did you mean 'image'?"),
         ("text", {"limits": 3}, "the suite 'text' has no setting 'limits'. Did you mean 'limit'?"),
         ("paper", {}, "the suite 'paper' needs data: a folder with text, cc12m"),
-        ("text", {"nproc": 0}, "nproc at least 1, got 0 and 0"),
+        ("text", {"nproc": 0}, "nproc from 1 to 1024, got 0 and 0"),
     ],
 )
 def test_wrong_arguments_of_evaluate(fake, suite, options, message):

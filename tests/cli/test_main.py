@@ -152,7 +152,10 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
         (["tokenize", "x", "--ouput", "y"], "unknown option --ouput. Did you mean '--out'"),
         (["tokenize", "x", "--out", "y", "--worker=3"], "unknown option --worker. Did you mean '--workers'?"),
         (["tokenize", "x", "--out", "y", "--format", "parket"], "unknown name 'parket'. Did you mean 'parquet'?"),
-        (["tokenize", "x", "--out", "y", "--workers", "two"], "argument --workers: invalid int value: 'two'"),
+        (
+            ["tokenize", "x", "--out", "y", "--workers", "two"],
+            "--workers: expected a whole number of at least 0",
+        ),
         (["tokenize", "x", "--out", "y", "-x"], "unexpected argument '-x'."),
         (["tokenize", "x"], "the following arguments are required: --out"),
         (["data", "show"], "the following arguments are required: FOLDER"),
