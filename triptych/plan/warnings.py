@@ -9,9 +9,9 @@ from triptych.plan.estimate import RunEstimate, estimate
 from triptych.plan.step_layout import lay_out_step
 from triptych.utils.config import override
 
-# studies/batch-size: kappa at which exp(loss) had risen by 1 % and by 10 %. Those were batches of 26 and 47 sequences;
+# studies/batch-size: kappa at which exp(loss) had risen by 1 % and by 10 %. Those were batches of 29 and 49 sequences;
 # divided by the proxy's 16, times 2^-0.44 for twice its tokens.
-KAPPA_1_PERCENT, KAPPA_10_PERCENT = 1.2, 2.2
+KAPPA_1_PERCENT, KAPPA_10_PERCENT = 1.3, 2.3
 _USABLE = 0.9  # share of a GPU's memory; contexts, communication buffers and fragmentation need the rest
 _NOTABLE = 0.02  # share of empty or saved positions that is worth a warning
 
