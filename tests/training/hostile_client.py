@@ -4,10 +4,10 @@ As a program it attacks stores: `python hostile_client.py MARKER PORT,PORT... PI
 MARKER where PyTorch's rendezvous would unpickle it, and prints on how many ports a store took it.
 """
 
+import multiprocessing
 import os
 import pickle
 import sys
-import threading
 import time
 from base64 import b64encode
 from contextlib import suppress
@@ -66,29 +66,39 @@ class _Code:
         return (Path.touch, (Path(self.path),))
 
 
-def attack(port: int, marker: str, pids: list[str], taken: list[int]) -> None:
+def attack(port: int, marker: str, pids: list[str]) -> None:
     """Write the pickle under every key that a rendezvous may read, again and again for two seconds."""
     import torch.distributed as dist
 
     store = dist.TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=3))
-    until = time.monotonic() + 2
-    while time.monotonic() < until:
-        keys = {f"torch.rendezvous.{name}" for name in ("triptych", *(f"triptych-{pid}" for pid in pids))}
-        for key in keys | {key for key in store.list_keys() if "rendezvous" in key}:
-            store.set(key, b64encode(pickle.dumps(_Code(marker))).decode())
-        time.sleep(0.05)
-    taken.append(port)
+    until, taken = time.monotonic() + 2, 0
+    with suppress(dist.DistNetworkError):  # a launcher that reads the attack may end, and its store with it
+        while time.monotonic() < until:
+            keys = {f"torch.rendezvous.{name}" for name in ("triptych", *(f"triptych-{pid}" for pid in pids))}
+            for key in keys | {key for key in store.list_keys() if "rendezvous" in key}:
+                store.set(key, b64encode(pickle.dumps(_Code(marker))).decode())
+                taken += 1
+            time.sleep(0.05)
+    os._exit(int(taken == 0))
 
 
 def main() -> None:
-    import torch.distributed  # noqa: F401 (before the threads)
+    import torch.distributed  # noqa: F401 (before the processes)
 
-    taken: list[int] = []
-    for port in sys.argv[2].split(","):
-        arguments = (int(port), sys.argv[1], sys.argv[3:], taken)
-        threading.Thread(target=attack, args=arguments, daemon=True).start()
-    time.sleep(10)  # a thread hangs, or fails, where no store listens
-    print(len(taken), flush=True)
+    context = multiprocessing.get_context("fork")
+    # A process each: where no store listens, the client hangs with Python's lock, or fails.
+    processes = [
+        context.Process(target=attack, args=(int(port), sys.argv[1], sys.argv[3:]), daemon=True)
+        for port in sys.argv[2].split(",")
+    ]
+    for process in processes:
+        process.start()
+    until = time.monotonic() + 15
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+    print(sum(process.exitcode == 0 for process in processes), flush=True)
+    for process in processes:
+        process.kill()
     os._exit(0)
 
 

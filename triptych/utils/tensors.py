@@ -98,9 +98,9 @@ def _check_shapes(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor], p
         "unexpected": sorted(actual.keys() - expected.keys()),
         "of another shape": differing,
     }
-    found = (
+    stored = (
         f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
         for what, names in parts.items()
         if names
     )
-    raise CheckpointError(f"{problem}: {'; '.join(found)}.")
+    raise CheckpointError(f"{problem}: {'; '.join(stored)}.")
