@@ -50,11 +50,13 @@ def competitor(condition: str) -> Iterator[None]:
             process.kill()
 
 
-def measure(cases: Mapping[str, Samplers], tokens: int, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    cases: Mapping[str, Samplers], tokens: int, rounds: int, numbers_of_threads: Sequence[int] = THREADS
+) -> list[dict[str, Any]]:
     """Median seconds of every sampler by rule, number of threads and condition. `tokens` are drawn by each call."""
     before, rows = torch.get_num_threads(), []
     try:
-        for threads, (rule, samplers) in itertools.product(THREADS, cases.items()):
+        for threads, (rule, samplers) in itertools.product(numbers_of_threads, cases.items()):
             torch.set_num_threads(threads)
             times: dict[str, list[dict[str, float]]] = {condition: [] for condition in CONDITIONS}
             # Round by round, so that what else happens on the machine changes both conditions.
@@ -71,6 +73,12 @@ def measure(cases: Mapping[str, Samplers], tokens: int, rounds: int) -> list[dic
     finally:
         torch.set_num_threads(before)
     return rows
+
+
+def merged(earlier: Sequence[dict[str, Any]], measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The measurements, and earlier ones of other numbers of threads, which may be measured one by one."""
+    threads = {row["threads"] for row in measured}
+    return [*(row for row in earlier if row["threads"] not in threads), *measured]
 
 
 def summary(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -11,13 +11,15 @@ equal; at temperature 1 a chi-square test compares the distributions on a model 
 Speedups are ratios of tokens per second. All sides are timed in turns in one process.
 
 `--busy` measures only texts in batches of 8, with one thread and with two, alone and beside another process that
-computes. `--docs` writes its table into a page of the documentation.
+computes; `--threads` measures one number of threads and keeps the rows of the other in the file of `--json`. `--docs`
+writes its table into a page of the documentation.
 """
 
 import argparse
 import itertools
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +166,9 @@ def texts(peers: Peers, short: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def busy_texts(peers: Peers, short: bool, rounds: int) -> list[dict[str, Any]]:
+def busy_texts(
+    peers: Peers, short: bool, rounds: int, numbers_of_threads: Sequence[int] = busy.THREADS
+) -> list[dict[str, Any]]:
     """The three rules in batches of 8, on a quiet and on a busy machine."""
     model = build(paper_vocabulary())
     full, prompt, length, num_steps = FullLogits(model), prompts(model.vocabulary, 8, 32), 64, 4 if short else 8
@@ -175,7 +179,7 @@ def busy_texts(peers: Peers, short: bool, rounds: int) -> list[dict[str, Any]]:
         if len(samplers) > 2:  # their own code is here, so our version of it is not needed
             del samplers["LLaDA's method"]
         cases[rule] = samplers
-    return busy.measure(cases, prompt.shape[0] * length, rounds)
+    return busy.measure(cases, prompt.shape[0] * length, rounds, numbers_of_threads)
 
 
 def _speedups(seconds: dict[str, float]) -> dict[str, float]:
@@ -343,7 +347,10 @@ def main() -> None:
     start_benchmark(args)
     peers = peers_of(args)
     if args.busy:
-        measured = busy_texts(peers, args.short, args.rounds)
+        numbers_of_threads = [args.threads] if args.threads else busy.THREADS
+        measured = busy_texts(peers, args.short, args.rounds, numbers_of_threads)
+        if args.json and args.json.exists():
+            measured = busy.merged(json.loads(args.json.read_text())["texts"], measured)
         print_table("Text on a quiet and on a busy machine, batch 8", busy.summary(measured))
         save_results(args, texts=measured)
         if args.docs:

@@ -294,3 +294,10 @@ def test_the_busy_benchmark_end_to_end(model, monkeypatch, tmp_path, capsys):
     assert all(set(row["seconds"]) == {"ours", "LLaDA's method"} for row in measured)
     assert measure.markdown_table(busy.summary(measured)) in page.read_text()
     assert "| greedy | 1 |" in capsys.readouterr().out
+
+
+def test_numbers_of_threads_may_be_measured_one_by_one() -> None:
+    one, two, again = (
+        {"what": "greedy", "threads": n, "seconds": {"ours": s}} for n, s in ((1, 1.0), (2, 2.0), (2, 3.0))
+    )
+    assert busy.merged([one, two], [again]) == [one, again]
