@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
-from measure import base_parser, markdown_table, print_table, progress, save_results, start_benchmark
+from measure import base_parser, markdown_table, print_table, progress, save_results, start_benchmark, write_section
 
 from triptych import Pipeline
 from triptych.sample.canvas import lay_out
@@ -38,7 +38,6 @@ CLIENTS = (1, 8, 32)
 _TEXTS = ("two dogs left of a red heart", "three foxes", "a cat", "a green hat")
 _BEGINNINGS = ("there are two", "a picture of", "there is a", "three")
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_BEGIN, _END = "<!-- serve: begin -->", "<!-- serve: end -->"
 
 
 @dataclass(frozen=True)
@@ -317,23 +316,8 @@ def first_frame(server: RunningServer, pipe: Pipeline, rounds: int) -> dict[str,
 
 
 def section(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """The text between the markers of the documentation."""
-    if not tables:
-        return "Not measured yet.\n"
+    """The part of the documentation."""
     return "\n".join(markdown_table(rows) for rows in tables.values())
-
-
-def write_section(path: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    before, after = read_around(path)
-    path.write_text(f"{before}{_BEGIN}\n{section(tables)}{_END}{after}")
-
-
-def read_around(path: Path) -> tuple[str, str]:
-    """The page before and after the section."""
-    text = path.read_text()
-    assert text.count(_BEGIN) == text.count(_END) == 1, f"{path} has no section between {_BEGIN} and {_END}"
-    before, rest = text.split(_BEGIN)
-    return before, rest.split(_END)[1]
 
 
 def main() -> None:
@@ -367,7 +351,7 @@ def main() -> None:
         print_table(name, rows)
     save_results(args, **tables)
     if args.docs:
-        write_section(args.docs, tables)
+        write_section(args.docs, "serve", section(tables))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 import serve as bench
+from measure import write_section
 
 from triptych import Pipeline
 
@@ -106,7 +107,7 @@ def test_clients_that_leave_free_their_places(server, asks):
 def test_a_page_gets_its_section(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- serve: begin -->\nold\n<!-- serve: end -->\nafter\n")
-    bench.write_section(page, {"throughput": [{"clients": 8, "ratio": 2.5}]})
+    write_section(page, "serve", bench.section({"throughput": [{"clients": 8, "ratio": 2.5}]}))
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")

@@ -49,7 +49,7 @@ def serve_on_ray(
         ends.set()
 
     os.environ.setdefault(*SPREAD)  # of a cluster that is started here
-    # Ray's dashboard can run programs for whoever reaches it.
+    # Ray's dashboard runs programs for anyone who reaches it.
     ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     try:
         start(sources, limits, access, host=host, port=port, device=device, replicas=replicas)

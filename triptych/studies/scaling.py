@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from triptych.cli.args import float_range, positive_float, positive_int, positive_ints, whole_number
+from triptych.cli.args import float_range, grid_size, positive_float, positive_int, positive_ints
 from triptych.errors import UserError
 from triptych.plan.lengths import sample_batches
 from triptych.recipes.proxy import proxy_of_width, proxy_per_module
@@ -50,7 +50,7 @@ def add_arguments(
     )
     parser.add_argument(
         "--budgets",
-        type=whole_number(1, 1000),
+        type=grid_size,
         default=budgets,
         metavar="N",
         help=f"number of budgets, with both ends (default: {budgets})",

@@ -78,9 +78,9 @@ export const PRESETS = {
   both: { label: "Draw and speak", hint: "One text, drawn and spoken at once.", make: drawAndSpeak, needs: ["image", "audio"] },
   caption: { label: "Caption", hint: "The image is given, the model writes.", make: caption, needs: ["text", "image"], replacesText: true },
   transcribe: { label: "Transcribe", hint: "The audio is given, the model writes.", make: transcribe, needs: ["text", "audio"], replacesText: true },
-  complete: { label: "Continue", hint: "The text is a beginning, the model goes on.", make: complete, needs: ["text"] },
+  complete: { label: "Continue", hint: "The text is a beginning, the model continues it.", make: complete, needs: ["text"] },
   fill: { label: "Fill in", hint: `The middle is masked; in a text, write ${GAP} for a gap.`, make: fillIn, needs: [] },
-  answer: { label: "Answer", hint: "Write a question about the image; the model goes on.", make: answer, needs: ["text", "image"] },
+  answer: { label: "Answer", hint: "Write a question about the image; the model answers.", make: answer, needs: ["text", "image"] },
 };
 
 export const presetsFor = (modalities) => Object.keys(PRESETS).filter((name) => PRESETS[name].needs.every((each) => modalities.includes(each)));
