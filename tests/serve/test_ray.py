@@ -15,6 +15,7 @@ from PIL import Image
 
 from triptych import Pipeline
 from triptych.serve.app import Access
+from triptych.serve.engine import Engine
 from triptych.serve.limits import ServeLimits
 
 try:
@@ -104,6 +105,35 @@ def test_streams_and_errors_pass_through(address):
         assert "num_steps" in wrong.json()["error"]["message"]
 
 
+@needs_ray
+@pytest.mark.slow
+def test_a_replica_whose_engine_has_died_is_replaced(address):
+    def break_engine(actor: object) -> None:
+        """Run in the process of a replica: its engine dies at the next request, as by a fault of the server."""
+
+        def fail(engine: Engine, tasks: object) -> None:
+            raise MemoryError
+
+        Engine._round = fail
+
+    before = _replicas()
+    with httpx.Client(base_url=address, timeout=300) as client:
+        for each in before.values():
+            ray.get(ray.get_actor(each, namespace="serve").__ray_call__.remote(break_engine))
+        broken = [client.post("/v1/images/generations", json={"prompt": "two cats"}).status_code for _ in range(20)]
+        assert 503 in broken
+        end = time.monotonic() + 300
+        while before.keys() & _replicas().keys():
+            assert time.monotonic() < end, "a replica with a dead engine is kept"
+            # An engine that has had no request yet is not dead.
+            client.post("/v1/images/generations", json={"prompt": "two cats"})
+            time.sleep(0.2)
+        while client.get("/ready").status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        assert client.post("/v1/images/generations", json={"prompt": "two cats"}).status_code == 200
+
+
 def _answered(client: httpx.Client) -> float:
     """How many images the replica that answers now has drawn."""
     lines = client.get("/metrics").text.splitlines()
@@ -111,13 +141,21 @@ def _answered(client: httpx.Client) -> float:
     return sum(float(line.split()[-1]) for line in counts)
 
 
+def _replicas() -> dict[str, str]:
+    """Names of the actors of the replicas, by id."""
+    return {each["replica_id"]: each["actor_name"] for each in _replica_details()}
+
+
 def _nodes_of_replicas() -> set[str]:
+    return {each["node_id"] for each in _replica_details()}
+
+
+def _replica_details() -> list[dict[str, str]]:
     from ray.serve.context import _get_global_client
 
     from triptych.serve.ray_app import NAME
 
-    details = _get_global_client().get_serve_details()
-    return {replica["node_id"] for replica in details["applications"][NAME]["deployments"][NAME]["replicas"]}
+    return _get_global_client().get_serve_details()["applications"][NAME]["deployments"][NAME]["replicas"]
 
 
 @pytest.mark.skipif(ray is not None, reason="Ray is installed")

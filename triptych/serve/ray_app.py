@@ -7,7 +7,7 @@ Models are loaded where a replica runs, so their sources must exist on every nod
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import ray
@@ -82,19 +82,26 @@ def start(
         max_ongoing_requests=limits.connections,
         graceful_shutdown_timeout_s=limits.drain_seconds,
         ray_actor_options={"num_cpus": 1, "num_gpus": int(device.startswith("cuda"))},
-    )(serve.ingress(_builder(_absolute(sources), limits, with_host(access, host), device))())
-    serve.run(deployment.bind(), name=NAME, route_prefix="/")
+    )(serve.ingress()(Replica))
+    app = deployment.bind(_absolute(sources), limits, with_host(access, host), device)
+    serve.run(app, name=NAME, route_prefix="/")
 
 
-def _builder(sources: Mapping[str, str], limits: ServeLimits, access: Access, device: str) -> Callable[[], FastAPI]:
-    """What a replica calls to make its application. Ray asks for a plain function."""
+class Replica:
+    """A server of its own. Ray asks it for its application once, and every few seconds whether it is healthy."""
 
-    def build() -> FastAPI:
+    def __init__(self, sources: Mapping[str, str], limits: ServeLimits, access: Access, device: str):
         pipes = {name: Pipeline.from_pretrained(source, device=device) for name, source in sources.items()}
-        metrics = Metrics()
-        return create_app(Service(pipes, limits, on_round=metrics.on_round), access, metrics)
+        self._metrics, self._access = Metrics(), access
+        self.service = Service(pipes, limits, on_round=self._metrics.on_round)
 
-    return build
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self.service, self._access, self._metrics)
+
+    def check_health(self) -> None:
+        """Fail if an engine has died: Ray then replaces this replica."""
+        if self.service.dead:
+            raise RuntimeError(f"the engine of {self.service.dead[0]!r} has died")
 
 
 def _absolute(sources: Mapping[str, str]) -> dict[str, str]:
