@@ -76,16 +76,20 @@ def measure(
 
 
 def merged(earlier: Sequence[dict[str, Any]], measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The measurements, and earlier ones of other numbers of threads, which may be measured one by one."""
-    threads = {row["threads"] for row in measured}
-    return [*(row for row in earlier if row["threads"] not in threads), *measured]
+    """The measurements, and earlier ones of other rules and numbers of threads, which may be measured one by one."""
+    again = {_case(row) for row in measured}
+    return sorted((*(row for row in earlier if _case(row) not in again), *measured), key=lambda row: row["threads"])
+
+
+def _case(row: Mapping[str, Any]) -> tuple[str, int]:
+    return row["what"], row["threads"]
 
 
 def summary(measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per rule and number of threads: our speed, and our speedups, quiet and busy."""
     pairs: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for one in measured:
-        pairs.setdefault((one["what"], one["threads"]), {})[one["condition"]] = one
+        pairs.setdefault(_case(one), {})[one["condition"]] = one
     rows = []
     for (what, threads), by_condition in pairs.items():
         quiet, busy = (by_condition[condition] for condition in CONDITIONS)

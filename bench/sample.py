@@ -11,8 +11,8 @@ equal; at temperature 1 a chi-square test compares the distributions on a model 
 Speedups are ratios of tokens per second. All sides are timed in turns in one process.
 
 `--busy` measures only texts in batches of 8, with one thread and with two, alone and beside another process that
-computes; `--threads` measures one number of threads and keeps the rows of the other in the file of `--json`. `--docs`
-writes its table into a page of the documentation.
+computes; `--threads` measures one number of threads, `--rule` one rule, and the other rows in the file of `--json` are
+kept. `--docs` writes its table into a page of the documentation.
 """
 
 import argparse
@@ -167,14 +167,18 @@ def texts(peers: Peers, short: bool) -> list[dict[str, Any]]:
 
 
 def busy_texts(
-    peers: Peers, short: bool, rounds: int, numbers_of_threads: Sequence[int] = busy.THREADS
+    peers: Peers,
+    short: bool,
+    rounds: int,
+    numbers_of_threads: Sequence[int] = busy.THREADS,
+    rules: Sequence[str] = tuple(RULES),
 ) -> list[dict[str, Any]]:
-    """The three rules in batches of 8, on a quiet and on a busy machine."""
+    """The rules in batches of 8, on a quiet and on a busy machine."""
     model = build(paper_vocabulary())
     full, prompt, length, num_steps = FullLogits(model), prompts(model.vocabulary, 8, 32), 64, 4 if short else 8
     check_equal(model, peers, prompt, length, num_steps, 1.0)
     cases = {}
-    for rule in RULES:
+    for rule in rules:
         samplers = text_samplers(model, full, peers, prompt, length, num_steps, rule, 1.0)
         if len(samplers) > 2:  # their own code is here, so our version of it is not needed
             del samplers["LLaDA's method"]
@@ -342,13 +346,14 @@ def main() -> None:
     add_peers(parser)
     parser.add_argument("--busy", action="store_true", help="only texts, alone and beside another process")
     parser.add_argument("--rounds", type=int, default=3, help="of --busy (default: 3)")
+    parser.add_argument("--rule", action="append", choices=list(RULES), help="with --busy, one of the rules")
     parser.add_argument("--docs", type=Path, help="with --busy, the page to write the table to")
     args = parser.parse_args()
     start_benchmark(args)
     peers = peers_of(args)
     if args.busy:
         numbers_of_threads = [args.threads] if args.threads else busy.THREADS
-        measured = busy_texts(peers, args.short, args.rounds, numbers_of_threads)
+        measured = busy_texts(peers, args.short, args.rounds, numbers_of_threads, args.rule or tuple(RULES))
         if args.json and args.json.exists():
             measured = busy.merged(json.loads(args.json.read_text())["texts"], measured)
         print_table("Text on a quiet and on a busy machine, batch 8", busy.summary(measured))

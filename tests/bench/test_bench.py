@@ -296,8 +296,10 @@ def test_the_busy_benchmark_end_to_end(model, monkeypatch, tmp_path, capsys):
     assert "| greedy | 1 |" in capsys.readouterr().out
 
 
-def test_numbers_of_threads_may_be_measured_one_by_one() -> None:
-    one, two, again = (
-        {"what": "greedy", "threads": n, "seconds": {"ours": s}} for n, s in ((1, 1.0), (2, 2.0), (2, 3.0))
+def test_rules_and_numbers_of_threads_may_be_measured_one_by_one() -> None:
+    one, two, again, other = (
+        {"what": rule, "threads": n, "seconds": {"ours": s}}
+        for rule, n, s in (("greedy", 1, 1.0), ("greedy", 2, 2.0), ("greedy", 2, 3.0), ("random", 1, 4.0))
     )
     assert busy.merged([one, two], [again]) == [one, again]
+    assert busy.merged([one, two], [other]) == [one, other, two]

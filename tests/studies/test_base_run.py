@@ -9,7 +9,7 @@ from train_fakes import make_world, tiny_run, world_changes
 from triptych.cli.main import main
 from triptych.errors import DataError, UserError
 from triptych.recipes.own import own
-from triptych.recipes.proxy import proxy, proxy_of_width, scaled_proxy, tuned_shape
+from triptych.recipes.proxy import proxy, proxy_of_width, proxy_per_module, scaled_proxy, tuned_shape
 from triptych.studies import batch_size, coordinates, gamma, lr_transfer, scaling
 from triptych.studies.base import base_run, data_changes, multiples, open_data, read_study
 from triptych.utils.trials import TrialRecords
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_study_runs_on_any_recipe_and_data(folder: Path) -> None:
     study = lr_transfer.STUDY
-    assert base_run(study, None, None, None, []) == proxy()
+    assert base_run(study, None, None, None, []) == proxy_per_module()
     tokenizers = f"tokenizers={folder / 'tokenizers'}"
     scenes = base_run(study, "scenes", str(folder), None, [tokenizers])
     assert (scenes.recipe, scenes.model.width) == ("scenes", 192)
@@ -133,7 +133,7 @@ def test_a_study_of_ones_own_recipe_and_data_from_command_to_figure(folder: Path
     words += ["--widths", "32", "--depths", "1", "--rates", "1e-3,4e-3", "--rules", "completed_p"]
     assert main(words) == 0
     assert "completed_p, width 32, 1 layers: best learning rate" in capsys.readouterr().out
-    assert len(list(TrialRecords(out))) == 4
+    assert len(list(TrialRecords(out))) == 8
     saved = read_study(out)
     assert saved["config"]["data"] == [str(folder / "train" / task) for task in ("audio-text", "image-text", "text")]
     assert main([*words[:4], "--plot-only"]) == 0

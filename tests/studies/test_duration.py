@@ -56,7 +56,7 @@ def test_flops_of_all_runs_are_summed(run: RunConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("study", "count"), [(coordinates, 48), (lr_transfer, 40), (batch_size, 48), (gamma, 24), (modules, 392)]
+    ("study", "count"), [(coordinates, 48), (lr_transfer, 80), (batch_size, 48), (gamma, 48), (modules, 392)]
 )
 def test_runs_without_a_record_are_counted(study, count: int, run: RunConfig, tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()

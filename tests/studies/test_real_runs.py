@@ -106,10 +106,10 @@ def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_
     assert command(*words, "--rates", "1e-3,4e-3", *changes) == 0
     said = capsys.readouterr().out
     assert "completed_p, width 128, 2 layers: best learning rate" in said
-    assert said.startswith("6 runs to do, ")
+    assert said.startswith("12 runs to do, ")
     assert min(Image.open(out / "figure.png").size) > 300
     before = (out / "records.jsonl").read_text()
-    assert len(before.splitlines()) == 6
+    assert len(before.splitlines()) == 12
     # Nothing is run again.
     assert command(*words, "--rates", "1e-3,4e-3", *changes) == 0
     assert (out / "records.jsonl").read_text() == before
@@ -136,7 +136,7 @@ def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_
 def test_a_scaling_study_from_command_to_figure(changes, tmp_path: Path, capsys) -> None:
     out = tmp_path / "study"
     budgets, widths = ["--low", "4e8", "--high", "1.2e9", "--budgets", "4"], ["--widths", "16,32,48"]
-    grid = [*budgets, *widths, "--tokens-per-parameter", "0.01,1e6"]
+    grid = [*budgets, *widths, "--tokens-per-parameter", "0.01,1e6", "--seeds", "1"]
     assert command("study", "scaling", "--out", str(out), *grid, *changes) == 0
     said = capsys.readouterr().out
     assert "12 runs, 0 diverged: 4 budgets of 4e+08 to 1.2e+09 FLOPs" in said

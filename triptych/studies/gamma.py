@@ -18,7 +18,7 @@ import numpy as np
 
 from triptych.cli.args import positive_floats, positive_int
 from triptych.errors import UserError
-from triptych.recipes.proxy import scaled_proxy
+from triptych.recipes.proxy import proxy_per_module, scaled_proxy
 from triptych.scaling.drift_horizon import DriftHorizon, direct_gamma, direct_interval, fit_drift_horizon
 from triptych.scaling.held_out import error_interval
 from triptych.scaling.intervals import Interval
@@ -49,7 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="virtual batch sizes (default: 1/8, 1/4, ..., 4 times the proxy's)",
     )
-    parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="seeds per setting (default: 1)")
+    parser.add_argument("--seeds", type=positive_int, default=2, metavar="N", help="seeds per setting (default: 2)")
 
 
 def trials(args: argparse.Namespace, run: RunConfig) -> list[Trial]:
@@ -209,5 +209,11 @@ def _draw(records: StudyRecords, path: Path) -> None:
 
 
 STUDY = Study(
-    _add_arguments, grid_study(trials, run_trial), missing_grid_runs(trials, configure), _findings, _draw, claims
+    _add_arguments,
+    grid_study(trials, run_trial),
+    missing_grid_runs(trials, configure),
+    _findings,
+    _draw,
+    claims,
+    base=proxy_per_module,
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from triptych.cli.args import positive_float, positive_floats, positive_int, positive_ints
 from triptych.errors import UserError, did_you_mean
-from triptych.recipes.proxy import scaled_proxy, tuned_shape
+from triptych.recipes.proxy import proxy_per_module, scaled_proxy, tuned_shape
 from triptych.scaling.intervals import Interval
 from triptych.scaling.parabola import parabola_minimum
 from triptych.studies.base import Claim, Study, StudyRecords, grid_study, missing_grid_runs
@@ -41,7 +41,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="tokens per run, as a multiple of the proxy's (default: 1)",
     )
-    parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="seeds per setting (default: 1)")
+    parser.add_argument("--seeds", type=positive_int, default=2, metavar="N", help="seeds per setting (default: 2)")
     parser.add_argument(
         "--rules", type=_rules, default=list(RULES), metavar="RULE,RULE", help=f"default: {','.join(RULES)}"
     )
@@ -219,4 +219,5 @@ STUDY = Study(
     _draw,
     claims,
     fixed_options=lambda args: {"tokens": args.tokens},
+    base=proxy_per_module,
 )

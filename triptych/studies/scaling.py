@@ -40,7 +40,7 @@ Member = Callable[[RunConfig, int, int], RunConfig]
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, low: float = 1e11, high: float = 2e13, budgets: int = 9, seeds: int = 1
+    parser: argparse.ArgumentParser, low: float = 1e11, high: float = 2e13, budgets: int = 9, seeds: int = 2
 ) -> None:
     parser.add_argument(
         "--low", type=positive_float, default=low, metavar="FLOPS", help=f"smallest budget (default: {low:g})"
