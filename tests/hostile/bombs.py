@@ -4,6 +4,7 @@ Texts repeat one letter or one word, so that megabytes of bomb take milliseconds
 """
 
 import gzip
+import io
 import json
 import os
 import zlib
@@ -28,6 +29,28 @@ def _write_shared(path: Path, text: str, rows: int) -> None:
     column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), [text])
     options = {"dictionary_pagesize_limit": 2**31 - 1, "write_statistics": False, "store_schema": False}
     parquet.write_table(pyarrow.table({"text": column}), path, compression="zstd", **options)
+
+
+def read_with_damaged_footers(path: str) -> None:
+    """Change every byte of the footer of a good file, one at a time, and read the file."""
+    rows = {"text": [f"text {n % 7}" for n in range(60)], "more": [[n] * (n % 3) for n in range(60)]}
+    stream = io.BytesIO()
+    parquet.write_table(pyarrow.table(rows), stream, row_group_size=30)
+    good = stream.getvalue()
+    size = int.from_bytes(good[-8:-4], "little")
+    from triptych.data.sources import open_source
+    from triptych.errors import DataError
+
+    outcomes = Counter[str]()
+    for place in range(len(good) - 8 - size, len(good)):
+        content = bytearray(good)
+        content[place] ^= 8
+        Path(path).write_bytes(content)
+        try:
+            outcomes["read"] += len(list(open_source([path]))) > 0
+        except DataError:
+            outcomes["refused"] += 1
+    print(outcomes["read"], outcomes["refused"])
 
 
 def parquet_large_strings(path: Path) -> None:

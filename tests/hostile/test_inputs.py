@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import bombs
 import data_fakes
+import limited
 import numpy as np
 import pytest
 
@@ -42,6 +44,16 @@ from triptych.utils.media import read_audio, read_image
 from triptych.utils.terminal import one_line, printable
 from triptych.utils.trials import TrialRecords
 from triptych.utils.workers import map_in_order
+
+# -- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_footer_does_not_end_the_process(tmp_path: Path) -> None:
+    outcome = limited.call(bombs.read_with_damaged_footers, str(tmp_path / "a.parquet"))
+    assert outcome.code == 0, outcome
+    read, refused = map(int, outcome.out.split())
+    assert min(read, refused) > 20
+
 
 # -- files that are none ----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from triptych.data.sources.base import (
     too_large,
     too_long,
 )
-from triptych.data.sources.parquet_pages import ChunkSizes, chunk_sizes
+from triptych.data.sources.parquet_pages import ChunkPlace, chunk_places, chunk_sizes
 from triptych.data.sources.tables import MEDIA_COLUMNS, RESPONSES, TEXT_COLUMNS, sample_of, task_of_rows
 from triptych.errors import DataError, require
 from triptych.utils.files import open_regular
@@ -48,8 +48,8 @@ def _rows(path: Path, tasks: list[Task], options: ReadOptions) -> Iterator[tuple
                 names = ", ".join(f"{each.name!r} ({str(each.type)[:40]})" for each in list(file.schema_arrow)[:12])
                 raise DataError(f"{path} has none of the usual columns, only {names}. Choose one with --text-key.")
             total, number = max(file.metadata.num_rows, 1), 0
-            for group in range(file.num_row_groups):
-                count = _rows_at_once(raw, file.metadata.row_group(group), leaves)
+            for group, places in enumerate(_places_of_leaves(raw, file, leaves)):
+                count = _rows_at_once(raw, places)
                 for batch in file.iter_batches(count, row_groups=[group], columns=leaves):
                     for row in _records(batch, f"{path}:", number):
                         number += 1
@@ -88,9 +88,26 @@ def _is_bytes(kind: Any) -> bool:
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def _rows_at_once(file: BinaryIO, group: Any, leaves: list[str]) -> int:
+def _places_of_leaves(raw: BinaryIO, file: Any, leaves: list[str]) -> list[list[ChunkPlace]]:
+    """Of every row group, where the columns are that will be read."""
+    before = raw.tell()
+    groups = chunk_places(raw)
+    raw.seek(before)
+    paths = [file.schema.column(n).path for n in range(len(file.schema))]
+    if len(groups) != file.num_row_groups or any(len(places) != len(paths) for places in groups):
+        raise ValueError("the footer contradicts the schema")
+    return [[place for place, path in zip(places, paths) if _is_read(path, leaves)] for places in groups]
+
+
+def _is_read(path: str, leaves: list[str]) -> bool:
+    return any(path == leaf or path.startswith(f"{leaf}.") for leaf in leaves)
+
+
+def _rows_at_once(raw: BinaryIO, places: list[ChunkPlace]) -> int:
     """How many rows of a group are read together, so that they fit; an error if not even one does."""
-    sizes = [_chunk(file, group.column(n)) for n in range(group.num_columns) if _is_read(group.column(n), leaves)]
+    before = raw.tell()
+    sizes = [chunk_sizes(raw, place) for place in places]
+    raw.seek(before)
     memory, stored = sum(each.memory for each in sizes), sum(each.compressed for each in sizes)
     limit = _MAX_STORED_BYTES if memory <= _STORED * stored else _MAX_BYTES
     if memory > limit:
@@ -98,26 +115,6 @@ def _rows_at_once(file: BinaryIO, group: Any, leaves: list[str]) -> int:
             f"a row group takes {memory >> 20} MiB of memory, the limit is {limit >> 20} MiB; write smaller pages"
         )
     return max(1, min(_ROWS_AT_ONCE, _BATCH_BYTES // max(1, sum(each.value for each in sizes))))
-
-
-def _is_read(column: Any, leaves: list[str]) -> bool:
-    return any(column.path_in_schema == leaf or column.path_in_schema.startswith(f"{leaf}.") for leaf in leaves)
-
-
-def _chunk(file: BinaryIO, column: Any) -> ChunkSizes:
-    """The sizes of a column of a row group."""
-    start = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
-        start = column.dictionary_page_offset
-    length = column.total_compressed_size
-    place = file.tell()
-    end = file.seek(0, 2)
-    if not (0 < start <= end and 0 <= length <= end - start):
-        raise ValueError("a column lies outside of the file")
-    try:
-        return chunk_sizes(file, start, start + length)
-    finally:
-        file.seek(place)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

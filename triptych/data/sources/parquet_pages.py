@@ -1,8 +1,9 @@
-"""The sizes of the pages of a Parquet file, read from their headers without decompressing anything.
+"""Where the columns of a Parquet file are and how large their pages, from its footer and the headers of the pages.
 
 A page of some bytes may decompress to gigabytes, and every row may refer to one huge entry of a dictionary. Arrow
-allocates what a header says, so headers are read first. They are structures in Thrift's compact protocol, of which
-this reads numbers and skips the rest.
+allocates what a header says, so headers are read first. The footer is read here, too: if its statistics are damaged,
+Arrow's functions that describe a column end the process, by a C++ exception that nothing catches. Both are structures
+in Thrift's compact protocol, of which this reads numbers and lists of structures, and skips the rest.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, BinaryIO
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _FIRST_READ, _LONGEST_HEADER = 256, 16 << 20
 _MOST_NESTED = 32
+_MAGIC = b"PAR1"
 _ENTRY_BYTES = 16  # that Arrow keeps for an entry of a dictionary, besides its text
 _LEAST_ENTRY_BYTES = 4  # of an entry in a page: the length of a string, or a number
 
@@ -20,11 +22,19 @@ _TRUE, _FALSE, _BYTE, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 6,
 
 
 class BadPage(ValueError):
-    """A page header that cannot be read, or contradicts itself."""
+    """A footer or page header that cannot be read, or contradicts itself."""
 
 
 class _Short(Exception):
-    """The bytes that were read end within the header."""
+    """The bytes that were read end within the structure."""
+
+
+@dataclass(frozen=True)
+class ChunkPlace:
+    """Where one column of a row group is."""
+
+    start: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -48,10 +58,53 @@ class ChunkSizes:
         return max(self.dictionary, self.page)
 
 
-def chunk_sizes(file: BinaryIO, start: int, stop: int) -> ChunkSizes:
-    """The sizes of the pages between two places of a file."""
+def chunk_places(file: BinaryIO) -> list[list[ChunkPlace]]:
+    """Of every row group, where its columns are, in the order of the schema."""
+    end = file.seek(0, 2)
+    file.seek(max(0, end - 8))
+    tail = file.read(8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _MAGIC or length > end - 8:
+        raise BadPage("the footer cannot be read")
+    file.seek(end - 8 - length)
+    try:
+        footer = _Compact(file.read(length)).structure()
+    except _Short:
+        raise BadPage("the footer is cut off") from None
+    return [[_place_of(column, end) for column in _structures(group, 1)] for group in _structures(footer, 4)]
+
+
+def _structures(of: dict[int, Any], field: int) -> list[dict[int, Any]]:
+    found = of.get(field, [])
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise BadPage("the footer has no row groups or columns")
+    return found
+
+
+def _place_of(column: dict[int, Any], end: int) -> ChunkPlace:
+    described = column.get(3)
+    if not isinstance(described, dict):  # it is encrypted
+        raise BadPage("the footer does not describe a column")
+    length, start, dictionary = (_number(described, field) for field in (7, 9, 11))
+    if 0 < dictionary < start:
+        start = dictionary
+    if not (0 < start <= end and 0 <= length <= end - start):
+        raise BadPage("a column lies outside of the file")
+    return ChunkPlace(start, length)
+
+
+def _number(of: dict[int, Any], field: int) -> int:
+    """A field that is a number; 0, which no column starts at, if it is missing."""
+    value = of.get(field, 0)
+    if type(value) is not int:
+        raise BadPage("the footer describes a column without numbers")
+    return value
+
+
+def chunk_sizes(file: BinaryIO, place: ChunkPlace) -> ChunkSizes:
+    """The sizes of the pages of a column of a row group."""
     dictionary = page = compressed_dictionary = compressed_page = 0
-    for kind, size, compressed, entries in _pages(file, start, stop):
+    for kind, size, compressed, entries in _pages(file, place.start, place.start + place.length):
         if kind == _DICTIONARY_PAGE:
             if entries * _LEAST_ENTRY_BYTES > size:
                 raise BadPage(f"a dictionary of {entries:,} entries in {size:,} bytes")
@@ -91,14 +144,17 @@ def _read_header(file: BinaryIO, place: int) -> tuple[dict[int, Any], int]:
 
 
 class _Compact:
-    """Reads one structure of the compact protocol: numbers and structures are kept, everything else is skipped."""
+    """Reads one structure of the compact protocol.
+
+    Numbers, structures and lists of structures are kept, everything else is skipped.
+    """
 
     def __init__(self, content: bytes):
         self._content, self.place = content, 0
 
     def structure(self, depth: int = 0) -> dict[int, Any]:
         if depth > _MOST_NESTED:
-            raise BadPage("a page header is nested too deeply")
+            raise BadPage("structures are nested too deeply")
         fields: dict[int, Any] = {}
         number = 0
         while head := self._byte():
@@ -119,10 +175,15 @@ class _Compact:
         elif kind in (_LIST, _SET):
             head = self._byte()
             count = self._varint() if head >> 4 == 15 else head >> 4
+            is_kept = head & 15 == _STRUCT
+            kept = []
             for _ in range(count):
-                self._value(head & 15, depth + 1)
+                value = self._value(head & 15, depth + 1)
+                if is_kept:
+                    kept.append(value)
+            return kept
         else:
-            raise BadPage(f"a page header has a field of the unknown type {kind}")
+            raise BadPage(f"a field has the unknown type {kind}")
         return None
 
     def _byte(self) -> int:
@@ -145,7 +206,7 @@ class _Compact:
             if byte < 128:
                 return value
             if shift > 63:
-                raise BadPage("a page header has a number of more than 64 bits")
+                raise BadPage("a number has more than 64 bits")
 
     def _signed(self) -> int:
         value = self._varint()
