@@ -29,6 +29,7 @@ APART = {
             "load",
             "measures",
             "pipeline",
+            "readers",
             "requests",
             "source",
             "surprise",

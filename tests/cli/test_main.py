@@ -146,6 +146,7 @@ def test_version(capsys: pytest.CaptureFixture) -> None:
     ("words", "answer"),
     [
         (["tokenise"], "unknown command 'tokenise'. Did you mean 'tokenize'?"),
+        (["text-to-image", "a cat"], "a direction of `triptych generate`: triptych generate text-to-image INPUT"),
         (["frobnicate"], "unknown command 'frobnicate'. Known: "),
         (["tokenizers"], "`triptych tokenizers` needs a second word: tokenizers fit or tokenizers make."),
         (["data", "shw", "x"], "unknown command 'data shw'. Did you mean 'data show'?"),

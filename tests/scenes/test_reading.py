@@ -77,10 +77,11 @@ REFUSED = {
     "I'd like a cat": {"i'd"},
     "eine Katze": {"eine", "katze"},
     "кошка": {"кошка"},
+    "🐱": {"🐱"},
     "who are you?": {"who"},
 }
 FLAGGED = (
-    "", "?!", "🐱", "red", "three", "big", "at night", "hello", "thank you", "draw", "draw a picture", "cats",
+    "", "?!", "red", "three", "big", "at night", "hello", "thank you", "draw", "draw a picture", "cats",
     "the cats", "two of the cats", "seven cats", "five big cats", "six cats and six dogs", "a cat on a cat",
     "two cats on a ball", "cat dog", "cat left dog", "a cat or a dog", "no cats", "3 colored balloons", "a white cat",
     "a grey mouse", "a red and blue ball", "a cat in front of a house", "a cat in a car", "a cat on the left",

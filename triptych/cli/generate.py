@@ -148,9 +148,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.list_words or args.list_voices:
         (list_words if args.list_words else list_voices)(args.model)
         return
-    for name, value in (("DIRECTION, INPUT", args.direction), ("INPUT", args.inputs)):
-        if not value:
-            raise UserError(f"the following arguments are required: {name} (see `triptych generate --help`)")
+    if not args.direction:
+        raise UserError("the following arguments are required: DIRECTION, INPUT (see `triptych generate --help`)")
     direction = direction_named(args.direction)
     arguments, is_checked = _arguments(direction, args), sampling_arguments(args)
     targets = targets_of(direction, args)
@@ -199,10 +198,9 @@ def _arguments(direction: Direction, args: argparse.Namespace) -> dict[str, Any]
     """The arguments of the method. Everything that can be wrong without a model is found here."""
     required = sum(each.required for each in direction.inputs)
     if not required <= len(args.inputs) <= len(direction.inputs):
-        raise UserError(
-            f"`generate {direction.name}` takes {direction.usage.partition(' ->')[0]}, got {len(args.inputs)} inputs. "
-            "Put texts in quotes."
-        )
+        count = f"{len(args.inputs)} input{'s' * (len(args.inputs) != 1)}"
+        hint = " Put texts in quotes." if len(args.inputs) > len(direction.inputs) else ""
+        raise UserError(f"`generate {direction.name}` takes {direction.usage.partition(' ->')[0]}, got {count}.{hint}")
     if args.inputs.count("-") > 1:
         raise UserError("standard input (-) can be read once.")
     if not 0 <= args.seed <= 2**64 - args.num_samples:

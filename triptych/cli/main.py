@@ -38,6 +38,7 @@ from triptych.cli.command import GROUPS, Command
 from triptych.cli.damage import printed_damage
 from triptych.cli.stopping import StopHandlers, Terminated
 from triptych.errors import UserError, did_you_mean
+from triptych.hub.directions import DIRECTIONS
 from triptych.utils.arguments import check_path
 from triptych.utils.parent import follow_parent
 from triptych.utils.terminal import one_line
@@ -141,6 +142,8 @@ def _choose(words: Sequence[str]) -> tuple[str, Sequence[str]]:
         raise UserError(f"`triptych {words[0]}` needs a second word: {' or '.join(members)}.")
     if members:
         raise UserError(f"unknown command {' '.join(words[:2])!r}.{did_you_mean(' '.join(words[:2]), members)}")
+    if words[0] in DIRECTIONS:
+        raise UserError(f"{words[0]} is a direction of `triptych generate`: triptych generate {words[0]} INPUT")
     raise UserError(f"unknown command {words[0]!r}.{did_you_mean(words[0], list(COMMANDS))}")
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from triptych.errors import UnusualInputWarning, UserError
 from triptych.hub.directions import Kind
-from triptych.hub.input_checks import InputCheck, InputChecks, kind_of_text
+from triptych.hub.input_checks import FALSE_ALARM_RATE, InputCheck, InputChecks, kind_of_text
 from triptych.hub.measures import Measures
 from triptych.utils.media import Audio
 
@@ -31,8 +31,12 @@ class InputChecker:
         self.measures, self.checks, self.is_on = measures, checks, is_on
         self._latest: dict[bytes, InputCheck] = {}
 
-    def text(self, text: str, ids: np.ndarray, beside: Kind | None) -> InputCheck:
+    def text(self, text: str, ids: np.ndarray, beside: Kind | None, problem: str = "") -> InputCheck:
+        """`problem` is what the model's reader found; then nothing is measured."""
         excerpt = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+        if problem:
+            threshold = self.checks.threshold if self.checks else 1 - FALSE_ALARM_RATE
+            return InputCheck(kind_of_text(beside), 1.0, threshold, excerpt=excerpt, reason=problem)
         return self._check(kind_of_text(beside), ids.tobytes(), lambda: self.measures.text(ids, beside), excerpt)
 
     def image(self, image: Image.Image, ids: np.ndarray) -> InputCheck:
@@ -43,9 +47,9 @@ class InputChecker:
         key = repr(audio.sample_rate).encode() + audio.samples.tobytes()
         return self._check("audio", key, lambda: self.measures.audio(audio, ids))
 
-    def warn_about_text(self, text: str, ids: np.ndarray, beside: Kind | None) -> None:
-        if self._is_checked(kind_of_text(beside)) and (ids >= 0).any():
-            _warn(self.text(text, ids, beside))
+    def warn_about_text(self, text: str, ids: np.ndarray, beside: Kind | None, problem: str = "") -> None:
+        if self.is_on and (problem or (self._is_checked(kind_of_text(beside)) and (ids >= 0).any())):
+            _warn(self.text(text, ids, beside, problem))
 
     def warn_about_image(self, image: Image.Image, ids: np.ndarray) -> None:
         if self._is_checked("image"):

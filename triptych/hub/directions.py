@@ -124,6 +124,13 @@ DIRECTIONS = {
 
 _SHORT_FOR = {
     "image": "text-to-image",
+    "image-to-text": "caption",
+    "img2txt": "caption",
+    "describe": "caption",
+    "txt2img": "text-to-image",
+    "speech-to-text": "transcribe",
+    "audio-to-text": "transcribe",
+    "stt": "transcribe",
     "draw": "text-to-image",
     "speech": "text-to-speech",
     "speak": "text-to-speech",
@@ -145,6 +152,8 @@ def direction_named(name: str) -> Direction:
         meant = _SHORT_FOR.get(name.lower(), name.lower().replace("_", "-"))
         if meant in DIRECTIONS:
             raise UserError(f"unknown direction {name!r}. Did you mean {meant!r}?")
+        if " " in name.strip():
+            raise UserError(f"{name[:50]!r} is no direction: name one first, for example text-to-image {name[:50]!r}.")
         raise UserError(f"unknown direction {name!r}.{did_you_mean(name, list(DIRECTIONS))}")
     return DIRECTIONS[name]
 

@@ -71,6 +71,8 @@ class Limits:
     """How a text asks for a voice, with {text} and {voice}."""
     examples: tuple[str, ...] = ()
     """Prompts that suit the model, for model cards and `triptych info`."""
+    reader: str = ""
+    """Name of the reader of prompts, see `triptych.hub.readers`. Empty: the model reads them itself."""
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "text_slot", "audio_slot"):
@@ -79,7 +81,7 @@ class Limits:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MAX_LENGTH:
                 raise UserError(f"{name} of a model must be a whole number from 1 to {_MAX_LENGTH}, got {value!r}.")
-        for name in ("caption_prompt", "transcript_prompt", "voice_request"):
+        for name in ("caption_prompt", "transcript_prompt", "voice_request", "reader"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name} of a model must be a text, got {getattr(self, name)!r}.")
         for name in ("words", "voices", "examples"):

@@ -46,6 +46,8 @@ class InputCheck:
     """What was measured: nats per token, dB or distance of log-mels."""
     excerpt: str | None = None
     """The beginning of a text."""
+    reason: str = ""
+    """What the model's reader of prompts found, if that is why the input is unusual."""
 
     @property
     def is_unusual(self) -> bool:
@@ -56,6 +58,8 @@ class InputCheck:
         """One line for people."""
         name = self.kind.partition(" ")[0]
         quoted = f" {self.excerpt!r}" if self.excerpt else ""
+        if self.reason:
+            return f"this {name}{quoted} may give a wrong result: {self.reason}"
         if not self.is_unusual:
             return f"this {name}{quoted} is like the training data (score {self.score:.4f})"
         return (
@@ -72,6 +76,7 @@ class InputCheck:
             "distance": min(self.distance, sys.float_info.max),  # JSON has no infinity
             "is_unusual": self.is_unusual,
             "parts": dict(self.parts),
+            "reason": self.reason,
         }
 
 

@@ -4,7 +4,7 @@ Wrong input is refused here. Input that is unlike the training data is reported 
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -13,6 +13,8 @@ from triptych.errors import UserError
 from triptych.hub.checker import InputChecker
 from triptych.hub.directions import GAP, Kind
 from triptych.hub.format import Limits
+from triptych.hub.input_checks import InputCheck
+from triptych.hub.readers import PromptReading, Use, as_it_is, reader_named
 from triptych.hub.words import refuse_unknown_words
 from triptych.sample.canvas import MASKED, Span, known, masked, open_ended
 from triptych.tokenizers.bundle import TokenizerBundle
@@ -29,6 +31,7 @@ class Inputs:
 
     def __init__(self, bundle: TokenizerBundle, limits: Limits, checker: InputChecker):
         self.bundle, self.limits, self.checker = bundle, limits, checker
+        self._reader = reader_named(limits.reader)
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
@@ -45,11 +48,26 @@ class Inputs:
             raise UserError("expected a text, got an empty one.")
         return text
 
-    def text(self, text: str, beside: Kind | None = None) -> Span:
+    def read(self, text: str, use: Use | None) -> PromptReading:
+        """A text as the model was trained on it, and why its result may be wrong."""
+        text = self.given_text(text)
+        if use is None or self._reader is as_it_is:
+            return PromptReading(text)
+        reading = self._reader(text, use)
+        return PromptReading(self.normalize(reading.text), reading.problem)
+
+    def text(self, text: str, beside: Literal["image", "audio"] | None = None) -> Span:
         """A text that is given."""
-        text, ids = self.encoded_text(text)
-        self.checker.warn_about_text(text, ids, beside)
+        read, problem = self.read(text, beside)
+        read, ids = self.encoded_text(read)
+        self.checker.warn_about_text(text, ids, beside, problem)
         return known(Modality.TEXT, ids)
+
+    def check_text(self, text: str, beside: Literal["image", "audio"] | None) -> InputCheck:
+        """How unusual a text is."""
+        read, problem = self.read(text, beside)
+        read, ids = self.encoded_text(read)
+        return self.checker.text(text, ids, beside, problem)
 
     def own_text(self, text: str) -> Span:
         """A text that the model wrote itself: neither its words nor its length are the user's fault."""
@@ -65,11 +83,17 @@ class Inputs:
         return text, ids
 
     def text_to_write(
-        self, prefix: str = "", num_tokens: int | None = None, beside: Kind | None = None, *, is_own: bool = False
+        self,
+        prefix: str = "",
+        num_tokens: int | None = None,
+        beside: Kind | None = None,
+        *,
+        is_own: bool = False,
+        problem: str = "",
     ) -> Span:
         """A text that the model is to write after a prefix: of a given number of new tokens, or of its own choice.
 
-        `is_own` says that the prefix is the model's own, not the user's.
+        `is_own` says that the prefix is the model's own, not the user's; `problem`, why the result may be wrong.
         """
         prefix = self.normalize(prefix)
         ids = self._encode(prefix, is_own=is_own)
@@ -90,7 +114,7 @@ class Inputs:
             self._check_length(len(ids) + 1, prefix)
             span = open_ended(Modality.TEXT, self.limits.text_slot, ids)
         if not is_own:
-            self.checker.warn_about_text(prefix, ids, beside)
+            self.checker.warn_about_text(prefix, ids, beside, problem)
         return span
 
     def text_with_gaps(self, text: str, beside: Kind | None = None) -> Span:

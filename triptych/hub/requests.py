@@ -73,7 +73,9 @@ class Requests:
         asked = self.inputs.normalize(question).strip()
         if not asked:
             raise UserError("expected a question, got an empty one.")
-        canvas = Canvas(self.inputs.text_to_write(asked, num_tokens, "image"), self.inputs.image(image))
+        asked, problem = self.inputs.read(asked, "question")
+        text = self.inputs.text_to_write(asked, num_tokens, "image", problem=problem)
+        canvas = Canvas(text, self.inputs.image(image))
         return Request(canvas, Modality.TEXT, self._text_after(asked))
 
     def text_to_speech(self, text: str, voice: str | None, seconds: float | None, *, is_own: bool = False) -> Request:

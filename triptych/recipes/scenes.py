@@ -30,7 +30,9 @@ def scenes() -> RunConfig:
     """The demo model: the preset `small` of the toy dataset, images of 64 x 64 pixels and one voice."""
     return RunConfig(
         recipe="scenes",
-        prompts=PromptConfig(words=model_words(SMALL), caption_prompt=CAPTION_PROMPT, examples=SMALL_EXAMPLES),
+        prompts=PromptConfig(
+            words=model_words(SMALL), caption_prompt=CAPTION_PROMPT, examples=SMALL_EXAMPLES, reader="scenes-small"
+        ),
         sampling_preset="scenes",
         model=ModelConfig(
             num_layers=6,
@@ -82,6 +84,7 @@ def scenes_full() -> RunConfig:
             voices=SPEAKING_VOICES,
             voice_request=VOICE_REQUEST,
             examples=EXAMPLES,
+            reader="scenes-full",
         ),
         # Two hours of a core. Heads of 64: on a CPU, softmax and rotations of more heads cost more than they gain.
         model=replace(run.model, num_layers=6, width=192, num_heads=3, d_ff=512, max_learned_positions=432),

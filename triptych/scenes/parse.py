@@ -46,7 +46,7 @@ def read_normalised(text: str, world: World) -> Scene:
             "two groups look the same; say their sum or another colour" if same else str(error)
         ) from None
     if not world.fits(scene):
-        raise NotInGrammar(_too_much(scene, world))
+        raise NotInGrammar(too_much(scene, world))
     return scene
 
 
@@ -264,21 +264,27 @@ def _no_noun_phrase(text: str, position: int, grammar: Grammar) -> NoReturn:
         raise NotInGrammar("nothing to draw is named" if not text else f"a thing is missing after {text.strip()!r}")
     words = noun_tables(grammar.world)
     named = [word for word in re.findall(r"[a-z]+", rest) if word in words.nouns]
+    examples = ("a red heart", "two cats") if grammar.world.plain_language else ("a red cat", "two big dogs")
     if not named:
-        raise NotInGrammar(f"{rest!r} names no thing; say for example 'a red cat'")
+        raise NotInGrammar(f"{rest!r} names no thing; say for example {examples[0]!r}")
     wrong = [word for word in rest.split() if word in (*PLAIN_BACKGROUNDS, *GREYS)]
     if wrong:
         colours = ", ".join(grammar.world.colours)
         raise NotInGrammar(f"things come in {colours}; {wrong[0]} is only a background")
     if re.match(r"(?:(?:\w+) )?colou?r(?:ed)?\b", rest):
         raise NotInGrammar(f"say which colour: a red {words.nouns[named[0]][0]}")
-    raise NotInGrammar(f"{rest!r} is no noun phrase such as 'a red cat' or 'two big dogs'")
+    first = rest.split()[0]
+    if words.nouns.get(first, ("", False))[1]:
+        raise NotInGrammar(f"say how many {first}: two {first}")
+    raise NotInGrammar(f"{rest!r} is no noun phrase such as {examples[0]!r} or {examples[1]!r}")
 
 
-def _too_much(scene: Scene, world: World) -> str:
+def too_much(scene: Scene, world: World) -> str:
     """Why a scene does not fit into an image."""
     if scene.num_objects > world.max_objects:
         return f"an image has at most {world.max_objects} things, not {scene.num_objects}"
+    if world.has_grid and len(scene.groups) == 2:
+        return "of two kinds of thing, at most two each fit into an image"
     if scene.relation in ("on", "under"):
         return "'on' takes one thing on one thing"
     if scene.relation in ("bigger than", "smaller than") and any(group.size for group in scene.groups):

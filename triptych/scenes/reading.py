@@ -5,8 +5,10 @@ from functools import cache
 from typing import Literal
 
 from triptych.errors import nearest
+from triptych.hub.words import unknown_words
 from triptych.scenes.captions import plain_caption
 from triptych.scenes.descriptions import read_description
+from triptych.scenes.nouns import noun_tables
 from triptych.scenes.parse import NotInGrammar
 from triptych.scenes.question_forms import read_question
 from triptych.scenes.vocabulary import words, words_in
@@ -39,7 +41,7 @@ class Reading:
 def classify(text: str, world: World = FULL) -> Reading:
     """Read a text: as a question, or as one to four sentences that describe a scene."""
     used = list(dict.fromkeys(words_in(text)))
-    unknown = {word: near_words(word, world) for word in used if word not in _known(world)}
+    unknown = _unknown(text, world)
     if unknown:
         return Reading("refused", _refusal(unknown, world), unknown=unknown)
     asked = read_question(text, world)
@@ -52,6 +54,16 @@ def classify(text: str, world: World = FULL) -> Reading:
     except NotInGrammar as error:
         return Reading("flagged", f"all words are known, but the model does not read this: {error}.")
     return Reading("understood", f"read as: {plain_caption(scene)}", scene=scene)
+
+
+def refusal_of(text: str, world: World) -> str:
+    """Why a text is refused, with the nearest known words; empty if all its words are known."""
+    unknown = _unknown(text, world)
+    return _refusal(unknown, world) if unknown else ""
+
+
+def _unknown(text: str, world: World) -> dict[str, tuple[str, ...]]:
+    return {word: near_words(word, world) for word in unknown_words(text.lower(), _known(world))}
 
 
 @cache
@@ -67,7 +79,15 @@ def near_words(word: str, world: World = FULL) -> tuple[str, ...]:
         return COLOURS
     singular = word.removesuffix("s")
     meant = [_LIKE[form] for form in (word, singular) if form in _LIKE and _LIKE[form] in _known(world)]
-    return tuple(dict.fromkeys([*meant, *nearest(word, words(world), 2)]))[:3]
+    return tuple(dict.fromkeys([*meant, *nearest(word, _content(world), 2)]))[:3]
+
+
+@cache
+def _content(world: World) -> tuple[str, ...]:
+    """Words that mean something by themselves: nobody who types "man" means "many"."""
+    tables = noun_tables(world)
+    numbers = [word for word, count in tables.counts.items() if count > 1]
+    return tuple(sorted({*tables.nouns, *tables.colours, *tables.sizes, *numbers}))
 
 
 def _refusal(unknown: dict[str, tuple[str, ...]], world: World) -> str:

@@ -223,7 +223,7 @@ class World:
         if scene.num_objects > self.max_objects or any(group.count > self.max_count for group in scene.groups):
             return False
         if self.has_grid:
-            return not scene.relation or all(group.count <= 2 for group in scene.groups)
+            return len(scene.groups) == 1 or (len(scene.groups) == 2 and all(each.count <= 2 for each in scene.groups))
         num_big = sum(group.count for group in scene.groups if group.size == "big")
         match scene.relation:
             case None:

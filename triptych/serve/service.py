@@ -142,7 +142,10 @@ class ServedModel:
         if config.num_steps is not None and config.num_steps > self.limits.num_steps:
             raise UserError(f"num_steps must be at most {self.limits.num_steps}, got {config.num_steps}.")
         if count * config.best_of > self.limits.results:
-            raise UserError(f"n times best_of must be at most {self.limits.results}, got {count * config.best_of}.")
+            raise UserError(
+                f"n times best_of must be at most {self.limits.results}, got {count * config.best_of}: "
+                f"n is {count}, and best_of {config.best_of}{'' if 'best_of' in changes else ' by the preset'}."
+            )
         return config
 
     def submit(self, call: Call, *requests: Prepared, wants_steps: bool = False, top_k: int = 1) -> list[Filling]:

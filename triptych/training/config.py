@@ -147,6 +147,8 @@ class PromptConfig:
     """How a text asks for a voice, with {text} and {voice}."""
     examples: tuple[str, ...] = ()
     """Prompts that TensorBoard shows as image and speech at each validation."""
+    reader: str = ""
+    """Name of the reader of prompts of the trained model, see `triptych/hub/readers.py`. Empty: none."""
 
     def __post_init__(self) -> None:
         check_fields(self)

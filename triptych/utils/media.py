@@ -354,6 +354,8 @@ def _array_to_audio(samples: np.ndarray, sample_rate: Any) -> Audio:
 def _with_user_errors(read: Any, source: Source) -> Any:
     """Read a file that is an argument: a damaged one is the caller's mistake, not damaged data."""
     if not isinstance(source, bytes) and not Path(source).is_file():
+        if Path(source).is_dir():
+            raise UserError(f"{str(source)!r} is a folder: expected the file of an image or audio.")
         raise UserError(f"there is no file {str(source)!r}.")
     try:
         return read(source)

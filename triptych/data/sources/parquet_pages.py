@@ -75,10 +75,10 @@ def chunk_places(file: BinaryIO) -> list[list[ChunkPlace]]:
 
 
 def _structures(of: dict[int, Any], field: int) -> list[dict[int, Any]]:
-    found = of.get(field, [])
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    structures = of.get(field, [])
+    if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
         raise BadPage("the footer has no row groups or columns")
-    return found
+    return structures
 
 
 def _place_of(column: dict[int, Any], end: int) -> ChunkPlace:
