@@ -5,6 +5,7 @@ kitties please" or "a photo of a fox!". The grammar of the full world reads all 
 said to the small model in its own words, if it can be drawn in its world.
 """
 
+from dataclasses import replace
 from typing import NoReturn
 
 from triptych.errors import UserError
@@ -15,7 +16,7 @@ from triptych.scenes.nouns import noun
 from triptych.scenes.parse import NotInGrammar, too_much
 from triptych.scenes.question_forms import read_question
 from triptych.scenes.reading import refusal_of
-from triptych.scenes.world import FULL, SMALL, ObjectGroup, Scene, World, colour_of
+from triptych.scenes.world import FULL, NATURAL_COLOUR, SMALL, Look, ObjectGroup, Scene, World, colour_of, natural_look
 
 _AROUND = " \t\n.,;:!?'\"‘’“”()"
 _QUESTION = "how many cats are there?"
@@ -93,9 +94,10 @@ def _meaning(text: str, world: World) -> Scene | str:
 
 def _in_world(scene: Scene, world: World) -> Scene | str:
     """A scene of the full world in another one, or why it cannot be drawn there."""
-    groups = []
+    groups: list[ObjectGroup] = []
     for group in scene.groups:
-        there = _group_in_world(group, world)
+        others = [*groups, *(other for other in scene.groups if other.colour)]
+        there = _group_in_world(group, world, {natural_look(other.kind, other.colour) for other in others})
         if isinstance(there, str):
             return there
         groups.append(there)
@@ -109,7 +111,8 @@ def _in_world(scene: Scene, world: World) -> Scene | str:
     return moved if world.fits(moved) else too_much(moved, world)
 
 
-def _group_in_world(group: ObjectGroup, world: World) -> ObjectGroup | str:
+def _group_in_world(group: ObjectGroup, world: World, taken: set[Look]) -> ObjectGroup | str:
+    """A group in another world, or why it is not there. A colour that is needed is the usual one, or any free one."""
     many = noun(group.kind, 2)
     if group.kind not in world.kinds:
         return f"there are no {many}"
@@ -121,7 +124,9 @@ def _group_in_world(group: ObjectGroup, world: World) -> ObjectGroup | str:
             return f"{many} come in no other colour"
         return ObjectGroup(group.kind, None, group.count)
     if group.colour is None:
-        return f"{many} need a colour: {', '.join(colour for colour in looks if colour)}"
+        usual = sorted(looks, key=lambda colour: colour != NATURAL_COLOUR.get(group.kind))
+        free = [colour for colour in usual if natural_look(group.kind, colour) not in taken]
+        return replace(group, colour=free[0]) if free else f"there are too many kinds of {many}"
     if group.colour not in looks:
         return f"{many} are {', '.join(colour for colour in looks if colour)}, not {colour_of(group.look)}"
     return group
