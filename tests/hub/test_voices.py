@@ -186,7 +186,7 @@ def test_what_was_heard_is_drawn_without_the_prompt(pipe, tone, texts):
     heard, image = pipe.speech_to_image(tone, seed=3)
     assert heard == pipe.transcribe(tone, seed=3)
     assert texts[:2] == [TRANSCRIPT_PROMPT, " ".join(heard.lower().split())]
-    bare = make(replace(LIMITS, words=()))
+    bare = make(replace(LIMITS, words=(), reader=""))
     assert bare.text_to_image(texts[1], seed=3).tobytes() == image.tobytes()
 
 

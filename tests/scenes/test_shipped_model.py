@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from triptych.hub.pipeline import Pipeline
 from triptych.hub.source import BUILTIN_MODELS
@@ -13,6 +14,7 @@ from triptych.scenes.judge import detect, matches
 from triptych.scenes.layout import place
 from triptych.scenes.parse import parse
 from triptych.scenes.samples import scene_sample
+from triptych.utils.media import Audio
 from triptych.vocab import Task
 
 NUM_IMAGES, NUM_SPEECH = 48, 12
@@ -84,6 +86,16 @@ def test_it_captions_its_own_images(pipe, world):
     images = pipe.text_to_image(sentences, seed=1)
     pairs = zip(pipe.caption(images), detect(images, world))
     assert sum(caption_is_true(text, detection.picture, world) for text, detection in pairs) >= 4
+
+
+def test_what_it_makes_itself_is_usual_and_what_it_never_saw_is_not(pipe):
+    images = [pipe.text_to_image(text, seed=1) for text in ("two cats", "a fox", "three red hearts")]
+    assert not any(pipe.check_image(image).is_unusual for image in images)
+    assert not pipe.check_audio(pipe.text_to_speech("two cats", seed=1)).is_unusual
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    for unlike in (Image.new("RGB", (64, 64), "grey"), Image.fromarray(noise)):
+        assert pipe.check_image(unlike).is_unusual
+    assert pipe.check_audio(Audio(np.zeros(16_000, np.float32), 16_000)).is_unusual
 
 
 def test_the_duration_of_speech_follows_the_text(pipe):

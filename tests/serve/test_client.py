@@ -30,6 +30,18 @@ def test_fill_draws_as_offline(canvas, pipe):
     assert (filled.text, filled.audio, filled.seed) == ("two cats", None, 3)
 
 
+def test_prompts_are_read_and_questions_are_left_alone(canvas, pipe):
+    typed = canvas.fill([{"modality": "text", "content": "2 kitties please!"}, IMAGE], seed=3, num_steps=2)
+    drawn = pipe.text_to_image("two cats", seed=3, num_steps=2)
+    assert (typed.text, typed.image) == ("two cats", encode_image(drawn))
+    flagged = canvas.fill([{"modality": "text", "content": "a purple cat"}, IMAGE], num_steps=2)
+    assert "cats come in no other colour" in flagged.warnings[0]["message"]
+    question = {"modality": "text", "content": "how many cats are there?", "open": True}
+    asked = canvas.fill([question, {**IMAGE, "content": encode_image(drawn)}])
+    assert asked.text.startswith("how many cats are there?")
+    assert not any(each["reason"] for each in asked.warnings)
+
+
 def test_files_may_be_bytes_or_paths(canvas, pipe, tmp_path):
     image, audio = pipe.text_to_image("a cat", seed=1), pipe.text_to_speech("a cat", seed=1)
     path = audio.save(tmp_path / "cat.flac")
@@ -72,7 +84,7 @@ def test_models(canvas, pipe):
 
 
 def test_errors_have_the_servers_message(canvas, server):
-    with pytest.raises(CanvasError, match="does not know the word 'submarine'") as error:
+    with pytest.raises(CanvasError, match="unknown word 'submarine'") as error:
         canvas.fill([{"modality": "text", "content": "a submarine"}, IMAGE])
     assert (error.value.status, error.value.type) == (400, "invalid_request_error")
     with pytest.raises(CanvasError, match="there is no model"):

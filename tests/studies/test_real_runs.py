@@ -125,7 +125,7 @@ def test_a_study_from_command_to_figure_and_again_from_its_records(changes, tmp_
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")] == findings
     # A study is not mixed with another configuration, or another study.
     assert command(*words, "--rates", "1e-3,4e-3", *changes, "optimizer.beta1=0.8") == 2
-    assert "was started with optimizer.beta1 = 0.68" in capsys.readouterr().err
+    assert "was started with optimizer.beta1 = 0.754" in capsys.readouterr().err
     assert command("study", "gamma", "--out", str(out), "--plot-only") == 2
     assert "holds the study 'lr-transfer'" in capsys.readouterr().err
     assert command("study", "gamma", "--out", str(tmp_path / "nothing"), "--plot-only") == 2

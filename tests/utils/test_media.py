@@ -180,12 +180,12 @@ def test_audio_that_cannot_be_saved_is_one_line(tmp_path):
         (load_image, "a.txt", "a.txt is not an image in one of the formats PNG, JPEG"),
         (load_image, "cut.png", "cut.png is a damaged image"),
         (load_image, "none.png", "there is no file '"),
-        (load_image, "", "there is no file '"),
+        (load_image, "", "is a folder: expected the file of an image or audio."),
         (load_audio, "a.png", "a.png is not an audio file in one of the formats WAV, FLAC, OGG, MP3."),
         (load_audio, "a.txt", "a.txt is not an audio file in one of the formats WAV, FLAC, OGG, MP3."),
         (load_audio, "cut.wav", "cut.wav is truncated: expected 4000 frames"),
         (load_audio, "none.wav", "there is no file '"),
-        (load_audio, "", "there is no file '"),
+        (load_audio, "", "is a folder: expected the file of an image or audio."),
     ],
 )
 def test_files_that_cannot_be_read_are_one_line(load, name, message, tmp_path):

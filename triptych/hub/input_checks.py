@@ -114,9 +114,11 @@ class Distribution:
 
 
 def _distance(parts: Mapping[str, tuple[float | None, float, float]], values: Mapping[str, float]) -> float:
-    """The largest distance of a part; infinite for a value that is not a number."""
+    """The largest distance of a part that was measured; infinite for a value that is not a number."""
     distances = []
     for name, (low, median, high) in parts.items():
+        if name not in values:
+            continue
         # A distribution without width would make every other value infinitely far.
         least = 1e-3 * max(1.0, abs(median))
         distances.append((values[name] - median) / max(high - median, least))

@@ -56,9 +56,9 @@ class Inputs:
         reading = self._reader(text, use)
         return PromptReading(self.normalize(reading.text), reading.problem)
 
-    def text(self, text: str, beside: Literal["image", "audio"] | None = None) -> Span:
-        """A text that is given."""
-        read, problem = self.read(text, beside)
+    def text(self, text: str, beside: Literal["image", "audio"] | None = None, *, is_prompt: bool = True) -> Span:
+        """A text that is given. Only a prompt, all of which is to be drawn or spoken, is read by the model's reader."""
+        read, problem = self.read(text, beside if is_prompt else None)
         read, ids = self.encoded_text(read)
         self.checker.warn_about_text(text, ids, beside, problem)
         return known(Modality.TEXT, ids)

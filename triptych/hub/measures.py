@@ -25,6 +25,9 @@ _MORE_TOKENS = 8  # masked tokens after a text, for models that were trained wit
 _AUDIO_FRAMES = 50  # length of audio that is not given, for such models
 
 
+RECONSTRUCTION = "reconstruction, dB"
+
+
 class Measures:
     """Measures the inputs of one model."""
 
@@ -49,7 +52,7 @@ class Measures:
         given = resize_with_white_padding(image, tokenizer.resolution)
         return {
             "mean surprise": self.media_surprise(known(Modality.IMAGE, ids)),
-            "reconstruction, dB": psnr(given, tokenizer.decode([ids])[0]),
+            RECONSTRUCTION: psnr(given, tokenizer.decode([ids])[0]),
         }
 
     def audio(self, audio: Audio, ids: np.ndarray) -> dict[str, float]:

@@ -29,8 +29,12 @@ def request_of(pipe: Pipeline, segments: Sequence[Segment], limits: ServeLimits)
         raise UserError("a canvas has at most one text, and at most one image or audio.")
     text, media = by_kind.get("text"), by_kind.get("image") or by_kind.get("audio")
     beside = None if media is None else media.modality
-    text_span = unconditional(Modality.TEXT, _NO_TEXT) if text is None else span_of(pipe, text, limits, beside)
     media_span = None if media is None else span_of(pipe, media, limits)
+    text_span = unconditional(Modality.TEXT, _NO_TEXT)
+    if text is not None:
+        is_whole = not text.open and text.mask is None and text.length is None
+        is_prompt = is_whole and media_span is not None and _is_generated(media_span)
+        text_span = span_of(pipe, text, limits, beside, is_prompt)
     is_text_given = text is not None and not _is_generated(text_span)
     if not _is_generated(text_span) and (media_span is None or not _is_generated(media_span)):
         raise UserError("there is nothing to generate: mask something, or leave out the content of a segment.")
@@ -42,10 +46,10 @@ def request_of(pipe: Pipeline, segments: Sequence[Segment], limits: ServeLimits)
     )
 
 
-def span_of(pipe: Pipeline, segment: Segment, limits: ServeLimits, beside: Any = None) -> Span:
+def span_of(pipe: Pipeline, segment: Segment, limits: ServeLimits, beside: Any = None, is_prompt: bool = False) -> Span:
     """The span of a segment: what is known, with -1 at positions to generate."""
     modality = Modality[segment.modality.upper()]
-    ids = _given_ids(pipe, segment, modality, limits, beside)
+    ids = _given_ids(pipe, segment, modality, limits, beside, is_prompt)
     if segment.mask is not None:
         ids = _masked(ids, segment)
     if segment.open:
@@ -72,7 +76,9 @@ def span_of(pipe: Pipeline, segment: Segment, limits: ServeLimits, beside: Any =
     return Span(modality, np.concatenate([ids, np.full(length - len(ids), MASKED, np.int64)]))
 
 
-def _given_ids(pipe: Pipeline, segment: Segment, modality: Modality, limits: ServeLimits, beside: Any) -> np.ndarray:
+def _given_ids(
+    pipe: Pipeline, segment: Segment, modality: Modality, limits: ServeLimits, beside: Any, is_prompt: bool
+) -> np.ndarray:
     if segment.content is not None and segment.tokens is not None:
         raise UserError("a segment has content or tokens, not both.")
     if segment.tokens is not None:
@@ -85,7 +91,7 @@ def _given_ids(pipe: Pipeline, segment: Segment, modality: Modality, limits: Ser
         return np.zeros(0, np.int64)
     if modality == Modality.TEXT:
         text = checked_text(segment.content, limits)
-        return pipe._inputs.text(text, beside).ids if text.strip() else np.zeros(0, np.int64)
+        return pipe._inputs.text(text, beside, is_prompt=is_prompt).ids if text.strip() else np.zeros(0, np.int64)
     data = bytes_of_url(segment.content, segment.modality, limits)  # type: ignore[arg-type]
     if modality == Modality.IMAGE:
         return pipe._inputs.image(decode_image(data, limits)).ids

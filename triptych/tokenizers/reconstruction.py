@@ -28,10 +28,15 @@ _MUCH_RATIO = 1.5  # of `log_mel_high`
 _MEL = MelConfig()
 
 
+_LEAST_ERROR = 1e-3  # mean squared, of 255 levels
+LARGEST_PSNR = float(10 * np.log10(255**2 / _LEAST_ERROR))
+"""Of equal images."""
+
+
 def psnr(one: Image.Image, other: Image.Image) -> float:
     """Peak signal-to-noise ratio in dB of two images of the same size."""
     difference = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
-    return float(10 * np.log10(255**2 / max(np.square(difference).mean(), 1e-3)))
+    return float(10 * np.log10(255**2 / max(np.square(difference).mean(), _LEAST_ERROR)))
 
 
 def image_psnr(bundle: TokenizerBundle, images: Sequence[Image.Image]) -> np.ndarray:
