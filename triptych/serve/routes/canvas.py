@@ -61,7 +61,13 @@ async def encode(body: EncodeBody, http: HttpRequest) -> Response:
     def run() -> dict[str, Any]:
         if not body.content:
             raise UserError("expected content, got an empty one.")
-        span = span_of(model.pipe, segment, service.limits)
+        try:
+            span = span_of(model.pipe, segment, service.limits)
+        except UserError:
+            if body.modality != "text":
+                raise
+            # Words that the model does not know may still be a prompt that its reader understands.
+            span = span_of(model.pipe, segment, service.limits, "image", is_prompt=True)
         return _segment_json(model, SegmentIds(span.modality, 0, span.ids), with_content=True)
 
     return JSONResponse(await model.in_thread(call, run))
