@@ -541,15 +541,16 @@ def _report(work: Path, kind: str, line: str, name: str, content: bytes) -> None
 _COMMAND_SHARE = 0.25  # of the time
 
 
-def report(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of the documentation."""
+def report(rows: Sequence[dict[str, Any]], minutes: float) -> str:
+    """The part of the documentation."""
     from measure import markdown_table
 
     if not rows:
         return ""
     counted = [name for name in rows[0] if name not in ("target", "peak MB")]
     total = {"target": "all", **{name: sum(row[name] for row in rows) for name in counted}}
-    return markdown_table([*rows, {**total, "peak MB": max(row["peak MB"] for row in rows)}])
+    table = markdown_table([*rows, {**total, "peak MB": max(row["peak MB"] for row in rows)}])
+    return f"`--minutes {minutes:g}`:\n\n{table}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -576,7 +577,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{name:14} {row}", *tally.faults[:5], sep="\n  " if tally.faults else "", flush=True)
     save_results(args, minutes=args.minutes, seed=args.seed, targets=rows)
     if args.docs:
-        write_section(args.docs, "fuzz", report(rows))
+        write_section(args.docs, "fuzz", report(rows, args.minutes))
     return int(any(row[kind] for row in rows for kind in KINDS))
 
 

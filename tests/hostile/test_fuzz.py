@@ -40,16 +40,16 @@ def test_ends_of_commands_are_told_apart() -> None:
 
 def test_the_page_has_the_stored_report(tmp_path: Path) -> None:
     stored, page = ROOT / "bench" / "results" / "fuzz.json", ROOT / "docs" / "faults.md"
-    rows = json.loads(stored.read_text())["targets"] if stored.exists() else []
+    kept = json.loads(stored.read_text())
     copy = tmp_path / "page.md"
     copy.write_text(page.read_text())
-    write_section(copy, "fuzz", fuzz.report(rows))
+    write_section(copy, "fuzz", fuzz.report(kept["targets"], kept["minutes"]))
     assert copy.read_text() == page.read_text(), "run tests/hostile/fuzz.py with --json and --docs"
     options = ["--minutes", "0.01", "--only", "txt", "--only", "records.jsonl", "--keep", str(tmp_path)]
     assert fuzz.main([*options, "--json", str(tmp_path / "fuzz.json"), "--docs", str(copy)]) == 0
     measured = json.loads((tmp_path / "fuzz.json").read_text())["targets"]
     assert [row["target"] for row in measured] == ["txt", "records.jsonl"]
-    assert fuzz.report(measured) in copy.read_text()
+    assert fuzz.report(measured, 0.01) in copy.read_text()
     assert "| target | trials | by command | refused | tracebacks | hangs | wrong exit codes |" in copy.read_text()
     assert read_around(copy, "fuzz") == read_around(page, "fuzz")
 

@@ -42,6 +42,13 @@ def test_prompts_are_read_and_questions_are_left_alone(canvas, pipe):
     assert not any(each["reason"] for each in asked.warnings)
 
 
+def test_a_prompt_is_encoded_as_it_is_read(canvas, pipe):
+    assert canvas.encode("text", "2 kitties", prompt=True)["tokens"] == canvas.encode("text", "two cats")["tokens"]
+    assert canvas.encode("text", "cat")["tokens"] == pipe.bundle.text.encode(["cat"])[0].tolist()
+    with pytest.raises(CanvasError, match="does not know the word 'kitties'"):
+        canvas.encode("text", "two kitties")
+
+
 def test_files_may_be_bytes_or_paths(canvas, pipe, tmp_path):
     image, audio = pipe.text_to_image("a cat", seed=1), pipe.text_to_speech("a cat", seed=1)
     path = audio.save(tmp_path / "cat.flac")

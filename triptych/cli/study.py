@@ -16,7 +16,7 @@ STUDIES = {
     "lr-transfer": (
         "lr_transfer",
         "is the best learning rate of the proxy also the best for wider and deeper models?",
-        35,
+        70,
     ),
     "batch-size": (
         "batch_size",
@@ -25,16 +25,16 @@ STUDIES = {
     ),
     "search": ("search", "which learning rate, betas, epsilon and weight decay are best for the proxy?", 60),
     "modules": ("modules", "how much do separate hyperparameters for each kind of weight gain?", 130),
-    "scaling": ("scaling", "how large a model, on how many tokens, is compute-optimal?", 125),
+    "scaling": ("scaling", "how large a model, on how many tokens, is compute-optimal?", 250),
     "critical-batch": (
         "critical_batch",
         "how does the critical batch size grow with the size of the model and the number of tokens?",
         70,
     ),
     "text-scaling": ("text_scaling", "what is compute-optimal for text alone, without the batch-size rule?", 45),
-    "runtime": ("runtime", "how do throughput and FLOP efficiency depend on the batch of a rank and the ranks?", 10),
+    "runtime": ("runtime", "how do throughput and FLOP efficiency depend on the batch of a rank and the ranks?", 2),
     "parameters": ("parameters", "which share of the parameters is in the blocks, by size and vocabulary?", 0.1),
-    "gamma": ("gamma", "how fast should the batch size grow with the number of tokens?", 25),
+    "gamma": ("gamma", "how fast should the batch size grow with the number of tokens?", 50),
     "mixture": ("mixture", "how do the losses depend on the mixture, is there synergy, and which mixture is best?", 25),
     "anti-masking": ("anti_masking", "do complementary masks help at equal compute, and do they lower variance?", 25),
     "schedules": (

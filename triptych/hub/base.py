@@ -205,7 +205,7 @@ class BasePipeline:
         """
         if beside is not None and (not isinstance(beside, str) or beside not in ("image", "audio")):
             raise UserError(f"beside must be None, image or audio, got {shown(beside)}.")
-        return for_each(lambda each: self._inputs.check_text(each, beside), text)
+        return for_each(lambda each: self._checker.text(*self._inputs.encoded_text(each), beside), text)
 
     @overload
     def check_image(self, image: ImageLike) -> InputCheck: ...

@@ -32,13 +32,10 @@ class InputChecker:
         self.measures, self.checks, self.is_on = measures, checks, is_on
         self._latest: dict[bytes, InputCheck] = {}
 
-    def text(self, text: str, ids: np.ndarray, beside: Kind | None, problem: str = "") -> InputCheck:
-        """`problem` is what the model's reader found; then nothing is measured."""
-        excerpt = text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
-        if problem:
-            threshold = self.checks.threshold if self.checks else 1 - FALSE_ALARM_RATE
-            return InputCheck(kind_of_text(beside), 1.0, threshold, excerpt=excerpt, reason=problem)
-        return self._check(kind_of_text(beside), ids.tobytes(), lambda: self.measures.text(ids, beside), excerpt)
+    def text(self, text: str, ids: np.ndarray, beside: Kind | None) -> InputCheck:
+        return self._check(
+            kind_of_text(beside), ids.tobytes(), lambda: self.measures.text(ids, beside), _excerpt_of(text)
+        )
 
     def image(self, image: Image.Image, ids: np.ndarray) -> InputCheck:
         def measure() -> dict[str, float]:
@@ -53,8 +50,12 @@ class InputChecker:
         return self._check("audio", key, lambda: self.measures.audio(audio, ids))
 
     def warn_about_text(self, text: str, ids: np.ndarray, beside: Kind | None, problem: str = "") -> None:
-        if self.is_on and (problem or (self._is_checked(kind_of_text(beside)) and (ids >= 0).any())):
-            _warn(self.text(text, ids, beside, problem))
+        """`problem` is what the model's reader found, if anything; then nothing is measured."""
+        if problem and self.is_on:
+            threshold = self.checks.threshold if self.checks else 1 - FALSE_ALARM_RATE
+            _warn(InputCheck(kind_of_text(beside), 1.0, threshold, np.inf, excerpt=_excerpt_of(text), reason=problem))
+        elif self._is_checked(kind_of_text(beside)) and (ids >= 0).any():
+            _warn(self.text(text, ids, beside))
 
     def warn_about_image(self, image: Image.Image, ids: np.ndarray) -> None:
         if self._is_checked("image"):
@@ -83,6 +84,10 @@ class InputChecker:
                 self._latest.pop(next(iter(self._latest)), None)
             self._latest[key] = check
         return check
+
+
+def _excerpt_of(text: str) -> str:
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class InputCheck:
     excerpt: str | None = None
     """The beginning of a text."""
     reason: str = ""
-    """What the model's reader of prompts found, if that is why the input is unusual."""
+    """What the model's reader of prompts found. Nothing was measured then: `score` is 1 and `distance` infinite."""
 
     @property
     def is_unusual(self) -> bool:

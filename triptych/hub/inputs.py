@@ -13,7 +13,6 @@ from triptych.errors import UserError
 from triptych.hub.checker import InputChecker
 from triptych.hub.directions import GAP, Kind
 from triptych.hub.format import Limits
-from triptych.hub.input_checks import InputCheck
 from triptych.hub.readers import PromptReading, Use, as_it_is, reader_named
 from triptych.hub.words import refuse_unknown_words
 from triptych.sample.canvas import MASKED, Span, known, masked, open_ended
@@ -62,12 +61,6 @@ class Inputs:
         read, ids = self.encoded_text(read)
         self.checker.warn_about_text(text, ids, beside, problem)
         return known(Modality.TEXT, ids)
-
-    def check_text(self, text: str, beside: Literal["image", "audio"] | None) -> InputCheck:
-        """How unusual a text is."""
-        read, problem = self.read(text, beside)
-        read, ids = self.encoded_text(read)
-        return self.checker.text(text, ids, beside, problem)
 
     def own_text(self, text: str) -> Span:
         """A text that the model wrote itself: neither its words nor its length are the user's fault."""

@@ -247,7 +247,7 @@ def _tokenizers(datasets: Sequence[TokenDataset]) -> str:
 def fine_tuned(config: RunConfig, name: str) -> RunConfig:
     """The configuration that continues a saved model on the same data: its shape, limits and prompts, a low rate.
 
-    The word list is cleared, because the data may bring new words.
+    The word list and the reader of prompts are cleared, because the data may bring new words and sentences.
     """
     check_source(name)
     folder = BUILTIN_MODELS.get(name, Path(name))

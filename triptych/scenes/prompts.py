@@ -6,19 +6,16 @@ said to the small model in its own words, if it can be drawn in its world.
 """
 
 from dataclasses import replace
-from typing import NoReturn
 
 from triptych.errors import UserError
 from triptych.hub.readers import PromptReading, Use
 from triptych.scenes.captions import plain_caption
-from triptych.scenes.descriptions import read_description
 from triptych.scenes.nouns import noun
-from triptych.scenes.parse import NotInGrammar, too_much
-from triptych.scenes.question_forms import read_question
-from triptych.scenes.reading import refusal_of
+from triptych.scenes.parse import too_much
+from triptych.scenes.reading import Reading, classify
 from triptych.scenes.world import FULL, NATURAL_COLOUR, SMALL, Look, ObjectGroup, Scene, World, colour_of, natural_look
 
-_AROUND = " \t\n.,;:!?'\"‘’“”()"
+_AROUND = " \t\n.,;:!?'\"‘’“”()"  # that people put around a prompt
 _QUESTION = "how many cats are there?"
 
 
@@ -27,69 +24,45 @@ def read_small(text: str, use: Use) -> PromptReading:
     if use == "question":
         return _read_question(text, SMALL)
     text = text.strip(_AROUND)
-    if use == "audio":
-        return _read_spoken(text)
-    meant = _meaning(text, SMALL)
-    if isinstance(meant, Scene):
+    reading = classify(text, SMALL)
+    if reading.scene is not None:
         return PromptReading(text)
-    in_full = _meaning(text, FULL)
-    problem = meant
-    if isinstance(in_full, Scene):
-        scene = _in_world(in_full, SMALL)
-        if isinstance(scene, Scene):
-            return PromptReading(plain_caption(scene))
-        problem = scene
-    if refusal := refusal_of(text, SMALL):
-        _refuse(text, problem if isinstance(in_full, Scene) else in_full if not refusal_of(text, FULL) else refusal)
-    return PromptReading(text, problem)
+    if use == "audio":
+        return _with_problem(text, reading, f"the model speaks captions, and {reading.reason}")
+    in_full = classify(text, FULL)
+    if in_full.scene is not None:
+        meant = _in_world(in_full.scene, SMALL)
+        return PromptReading(plain_caption(meant)) if isinstance(meant, Scene) else _with_problem(text, reading, meant)
+    # A word that only the small world lacks is not what is wrong with the sentence.
+    is_word_known = reading.verdict == "refused" and in_full.verdict != "refused"
+    return _with_problem(text, reading, in_full.reason if is_word_known else reading.reason)
 
 
 def read_full(text: str, use: Use) -> PromptReading:
     """For models of the preset `full`, whose grammar has everything that people are expected to type."""
     if use == "question":
         return _read_question(text, FULL)
-    if use == "audio":  # may ask for a voice
+    reading = classify(text, FULL)
+    if reading.scene is not None or use == "audio":  # a text to be spoken may ask for a voice
         return PromptReading(text)
-    meant = _meaning(text, FULL)
-    if isinstance(meant, Scene):
-        return PromptReading(text)
-    if refusal := refusal_of(text, FULL):
-        _refuse(text, refusal)
-    return PromptReading(text, meant)
+    return _with_problem(text, reading, reading.reason)
 
 
 def _read_question(text: str, world: World) -> PromptReading:
-    if read_question(text, world):
+    reading = classify(text, world)
+    if reading.question is not None:
         return PromptReading(text)
-    if refusal := refusal_of(text, world):
-        _refuse(text, refusal)
-    return PromptReading(text, f"it is no question that the model was trained on, such as {_QUESTION!r}")
+    return _with_problem(text, reading, f"it is no question that the model was trained on, such as {_QUESTION!r}")
 
 
-def _read_spoken(text: str) -> PromptReading:
-    if refusal := refusal_of(text, SMALL):
-        _refuse(text, refusal)
-    meant = _meaning(text, SMALL)
-    return PromptReading(text, "" if isinstance(meant, Scene) else f"the model speaks captions, and {meant}")
-
-
-def _refuse(text: str, reason: str) -> NoReturn:
+def _with_problem(text: str, reading: Reading, problem: str) -> PromptReading:
+    """The text as it is, with a problem; an error if the model does not know its words."""
+    if reading.verdict != "refused":
+        return PromptReading(text, problem)
     raise UserError(
-        f"this model cannot read {text[:50]!r}: {reason.rstrip('.')}. Say for example 'two cats'; "
+        f"this model cannot read {text[:50]!r}: {problem.rstrip('.')}. Say for example 'two cats'; "
         "`triptych info MODEL --list-words` lists the words it knows."
     )
-
-
-def _meaning(text: str, world: World) -> Scene | str:
-    """The scene that a text describes, or why it describes none."""
-    if read_question(text, world):
-        return "it is a question; say what to draw, such as 'two cats'"
-    if not text:
-        return "it has no words; say for example 'a red heart'"
-    try:
-        return read_description(text, world)
-    except NotInGrammar as error:
-        return str(error)
 
 
 def _in_world(scene: Scene, world: World) -> Scene | str:

@@ -31,6 +31,8 @@ class Reading:
 
     verdict: Literal["understood", "refused", "flagged"]
     message: str
+    reason: str = ""
+    """Why the text is no scene, as the end of a sentence; empty if it is one."""
     scene: Scene | None = None
     question: str | None = None
     """Form of the question, if the text is one."""
@@ -40,30 +42,22 @@ class Reading:
 
 def classify(text: str, world: World = FULL) -> Reading:
     """Read a text: as a question, or as one to four sentences that describe a scene."""
-    used = list(dict.fromkeys(words_in(text)))
-    unknown = _unknown(text, world)
+    unknown = {word: near_words(word, world) for word in unknown_words(text.lower(), _known(world))}
     if unknown:
-        return Reading("refused", _refusal(unknown, world), unknown=unknown)
+        refusal = _refusal(unknown, world)
+        return Reading("refused", refusal, refusal, unknown=unknown)
     asked = read_question(text, world)
     if asked:
-        return Reading("understood", f"a question: {asked.form}", question=asked.form)
-    if not used:
-        return Reading("flagged", "the text has no words; say for example 'a red cat'.")
+        reason = "it is a question; say what to draw, such as 'two cats'"
+        return Reading("understood", f"a question: {asked.form}", reason, question=asked.form)
+    if not words_in(text):
+        reason = f"the text has no words; say for example {'a red heart' if world.plain_language else 'a red cat'!r}"
+        return Reading("flagged", f"{reason}.", reason)
     try:
         scene = read_description(text, world)
     except NotInGrammar as error:
-        return Reading("flagged", f"all words are known, but the model does not read this: {error}.")
+        return Reading("flagged", f"all words are known, but the model does not read this: {error}.", str(error))
     return Reading("understood", f"read as: {plain_caption(scene)}", scene=scene)
-
-
-def refusal_of(text: str, world: World) -> str:
-    """Why a text is refused, with the nearest known words; empty if all its words are known."""
-    unknown = _unknown(text, world)
-    return _refusal(unknown, world) if unknown else ""
-
-
-def _unknown(text: str, world: World) -> dict[str, tuple[str, ...]]:
-    return {word: near_words(word, world) for word in unknown_words(text.lower(), _known(world))}
 
 
 @cache

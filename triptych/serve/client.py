@@ -119,9 +119,10 @@ class CanvasClient:
             if not is_complete:
                 raise CanvasError(None, {"message": "the stream has ended before the canvas was complete"})
 
-    def encode(self, modality: str, content: str | bytes | Path) -> dict[str, Any]:
-        """The tokens of a text, an image or audio."""
-        return self._json("/v1/encode", self._with_model(_segment({"modality": modality, "content": content})))
+    def encode(self, modality: str, content: str | bytes | Path, *, prompt: bool = False) -> dict[str, Any]:
+        """The tokens of a text, an image or audio; with `prompt`, of a text as it is read to be drawn."""
+        segment = _segment({"modality": modality, "content": content})
+        return self._json("/v1/encode", self._with_model({**segment, "prompt": prompt}))
 
     def decode(self, modality: str, tokens: Sequence[int | None]) -> dict[str, Any]:
         """The content of tokens."""

@@ -69,6 +69,8 @@ class EncodeBody(Body):
 
     modality: Kind
     content: str
+    prompt: bool = False
+    """Whether a text is to be drawn: it is read by the model's reader of prompts, if it has one."""
 
 
 class DecodeBody(Body):

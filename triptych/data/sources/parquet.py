@@ -1,7 +1,7 @@
 """Parquet files: a column of text, and optionally one of images or audio (as bytes, or {bytes, path}).
 
 Only columns of texts, bytes and numbers are read. The pages of a row group are measured before they are read: see
-`parquet_pages`.
+`parquet_layout`.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from triptych.data.sources.base import (
     too_large,
     too_long,
 )
-from triptych.data.sources.parquet_pages import ChunkPlace, chunk_places, chunk_sizes
+from triptych.data.sources.parquet_layout import ChunkPlace, chunk_places, chunk_sizes
 from triptych.data.sources.tables import MEDIA_COLUMNS, RESPONSES, TEXT_COLUMNS, sample_of, task_of_rows
 from triptych.errors import DataError, require
 from triptych.utils.files import open_regular

@@ -11,7 +11,11 @@ export class Encoder {
   // A text, in which ___ is one masked token.
   async text(text) {
     const parts = text.split(GAP);
-    if (parts.length === 1) return { ...segmentOf(await this.#encode("text", text)), typed: text };
+    if (parts.length === 1) {
+      // Words that the model does not know may still make a prompt that its reader understands.
+      const made = await this.#encode("text", text).catch(() => this.#encode("text", text, { prompt: true }));
+      return { ...segmentOf(made), typed: text };
+    }
     const [tokens, pieces] = [[], []];
     for (const [i, part] of parts.entries()) {
       if (i) {
@@ -53,7 +57,7 @@ export class Encoder {
     return { ...segment, ...segmentOf(json), ids, stats: segment.stats };
   }
 
-  #encode(modality, content) {
-    return this.api.json("/v1/encode", { model: this.model, modality, content });
+  #encode(modality, content, options = {}) {
+    return this.api.json("/v1/encode", { model: this.model, modality, content, ...options });
   }
 }

@@ -61,13 +61,7 @@ async def encode(body: EncodeBody, http: HttpRequest) -> Response:
     def run() -> dict[str, Any]:
         if not body.content:
             raise UserError("expected content, got an empty one.")
-        try:
-            span = span_of(model.pipe, segment, service.limits)
-        except UserError:
-            if body.modality != "text":
-                raise
-            # Words that the model does not know may still be a prompt that its reader understands.
-            span = span_of(model.pipe, segment, service.limits, "image", is_prompt=True)
+        span = span_of(model.pipe, segment, service.limits, "image" if body.prompt else None, body.prompt)
         return _segment_json(model, SegmentIds(span.modality, 0, span.ids), with_content=True)
 
     return JSONResponse(await model.in_thread(call, run))
